@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from endpoints import says, serving
-from tiny_bundles import write_tiny_bundle
+from tiny_bundles import write_native_bundle, write_tiny_bundle
 
 from openafm.cli.main import run
 
@@ -55,6 +55,33 @@ def test_a_run_its_gate_and_a_comparison(bundle: str, tmp_path: Path, capsys: py
     assert (tmp_path / "c.html").is_file()
 
 
+def test_a_bundle_and_its_compressed_form(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Table 3 of the report: both bundles are run, and the table has scores, a difference and bits per weight."""
+    (tmp_path / "own.py").write_text(PLUGIN)
+    compressed = str(write_native_bundle(tmp_path / "compressed").path)
+    command = ["evaluate", "compare", bundle, compressed, "--tasks", "LongAnswer", "--plugins", str(tmp_path / "own.py")]
+    out = tmp_path / "runs"
+    assert run([*command, "--out", str(out), "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)["table"]
+    assert table["header"] == ["model", "LongAnswer", "bits per weight"]
+    (first, second, difference) = table["rows"]
+    assert (first[0], first[2], second[0], difference[0]) == ("tiny", "32.00", "compressed", "2 - 1")
+    assert float(second[2]) < 8
+    assert first[1].startswith("100.0 [")
+    assert difference[1] == "+0.0 [+0.0, +0.0]"
+    runs = [str(out / "1-tiny"), str(out / "2-compressed")]
+    assert run(["evaluate", "compare", *runs, "--markdown"]) == 0
+    assert "| 2 - 1 | +0.0 [+0.0, +0.0] |" in capsys.readouterr().out
+    for _ in range(2):  # earlier results are replaced
+        assert run(["evaluate", "card", runs[0], "--fill", bundle]) == 0
+    card = (Path(bundle) / "card.md").read_text()
+    assert card.count("## Evaluation") == 1
+    assert card.startswith("# tiny")
+    assert run(["inspect", bundle]) == 0  # the signature holds
+    assert run(["evaluate", "card", runs[0], "--fill", compressed]) == 2
+    assert "has results of tiny, not of compressed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -67,6 +94,8 @@ def test_a_run_its_gate_and_a_comparison(bundle: str, tmp_path: Path, capsys: py
         ("--tasks mmlu --data . --out x --base-url ftp://a --model m", "must begin with http"),
         ("--tasks mmlu --data . --out x --limit 0", "--limit"),
         ("compare . missing", "holds no results.json"),
+        ("compare .", "compare needs two or more runs"),
+        ("compare a b --tasks mmlu", "compare with --tasks needs --out"),
         ("judge . .", "--judge names the model"),
         ("features --model m", "features needs --out"),
         ("features --out x --tasks evnt", "unknown feature 'evnt'"),

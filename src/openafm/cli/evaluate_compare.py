@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from openafm.cli.evaluate_runs import run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, open_model
+from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from openafm.evaluation.harness.compare import Comparison
+
 
 def compare(
-    a: Annotated[Path, typer.Argument(help="Folder of a run (--out).")],
-    b: Annotated[Path, typer.Argument(help="Folder of another run of the same tasks.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="A B...", help="Folders of runs (--out), or with --tasks bundles by name or path.")
+    ],
+    tasks: Annotated[
+        str | None, typer.Option(help="Run these tasks on the bundles first, separated by commas: mmlu,ifeval,...")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the data of the tasks.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs of --tasks, one folder for each bundle.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --tasks: items of each task and language.")] = None,
+    plugins: PluginsOption = None,
     html: Annotated[Path | None, typer.Option(help="Write the table and the items that differ to this HTML file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of models in Markdown only.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compare two runs on their common items: scores, differences with 95 % intervals, by language."""
-    from openafm.evaluation.harness.compare import compare_runs
+    """Compare runs on their common items, such as a bundle and its compressed form: scores and differences with intervals.
+
+    The first table has a row for each model, as the report's Tables 1 to 3; the second one has languages.
+    """
     from openafm.evaluation.harness.report import write_comparison
     from openafm.evaluation.harness.results import open_run
+    from openafm.evaluation.harness.table import report_table
 
-    comparison = compare_runs(open_run(a), open_run(b))
+    if len(runs) < 2:
+        raise UsageError("compare needs two or more runs; the first is the reference")
+    folders = [Path(run) for run in runs] if tasks is None else _evaluated(runs, tasks, data, out, limit)
+    table = report_table([open_run(folder) for folder in folders])
     if html is not None:
-        write_comparison(comparison, html)
+        write_comparison(table.comparisons[0], html)
     if json:
-        print_json(comparison.to_dict())
+        others = {"others": [each.to_dict() for each in table.comparisons[1:]]} if len(runs) > 2 else {}
+        print_json(table.comparisons[0].to_dict() | {"table": table.to_dict()} | others)
         return
-    rows = [
+    if markdown:
+        print_text(table.markdown)
+        return
+    print_table(table.header, table.rows)
+    for comparison in table.comparisons:
+        print_text(f"\na: {comparison.a.model}, b: {comparison.b.model}")
+        print_table(("task", "language", "items", "a", "b", "b - a", "95 %", "differ"), _language_rows(comparison))
+    print_text("\nb - a: points, with the interval of a paired bootstrap; * and differ: the interval excludes 0")
+
+
+def _language_rows(comparison: Comparison) -> list[tuple[object, ...]]:
+    return [
         (
             row.task,
             row.language,
@@ -42,9 +74,24 @@ def compare(
         )
         for row in comparison.rows
     ]
-    models = (f"a: {comparison.a.model}", f"b: {comparison.b.model}")
-    print_table(("task", "language", "items", *models, "b - a", "95 %", "differ"), rows)
-    print_text("\nb - a: points, with the interval of a paired bootstrap; differ: the interval excludes 0")
+
+
+def _evaluated(bundles: list[str], tasks: str, data: Path | None, out: Path | None, limit: int | None) -> list[Path]:
+    """Run tasks on each bundle and return the folders of the results."""
+    from openafm.evaluation.harness.answerer import ModelAnswerer
+    from openafm.evaluation.harness.runner import RunOptions
+    from openafm.evaluation.tasks.catalog import find_task
+
+    if out is None:
+        raise UsageError(
+            "compare with --tasks needs --out, a folder for results, and --data, the folder with the tasks' data"
+        )
+    chosen = {name: find_task(name) for name in (part.strip() for part in tasks.split(",")) if name}
+    answerers = [ModelAnswerer(open_model(bundle, None, None)) for bundle in bundles]  # wrong names end it before any run
+    folders = [out / f"{number}-{answerer.name}" for number, answerer in enumerate(answerers, start=1)]
+    for answerer, folder in zip(answerers, folders, strict=True):
+        run_and_report(answerer, dict(chosen), data or out, folder, None, RunOptions(limit=limit))
+    return folders
 
 
 def judge(

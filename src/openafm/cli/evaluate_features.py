@@ -93,18 +93,28 @@ def tools(
 
 def card(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs of one model.")],
+    fill: Annotated[
+        str | None, typer.Option(metavar="BUNDLE", help="Write the results into the model card of this bundle.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the results of runs as the evaluation part of a model card, in Markdown."""
-    from openafm.evaluation.harness.card import card_text
+    """Print the results of runs as the evaluation part of a model card, in Markdown, or write them into a bundle's card."""
+    from openafm.evaluation.harness.card import card_text, fill_card
     from openafm.evaluation.harness.results import open_run
 
     opened = [open_run(path) for path in runs]
     text = card_text(opened)
+    path = None
+    if fill is not None:
+        from openafm.bundle import open_bundle
+
+        bundle = open_bundle(fill)
+        fill_card(bundle, opened)
+        path = str(bundle.path / "card.md")
     if json:
-        print_json({"model": opened[0].model, "card": text})
+        print_json({"model": opened[0].model, "card": text, "written": path})
     else:
-        print_text(text)
+        print_text(text if path is None else f"results of {len(opened)} runs are in {path}")
 
 
 def _list_features(json: bool) -> None:

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from openafm.core.errors import UsageError
 from openafm.evaluation.harness.answerer import RecordedAnswerer
 from openafm.evaluation.harness.cache import OutputCache
 from openafm.evaluation.harness.compare import compare_runs
 from openafm.evaluation.harness.report import write_comparison, write_report
 from openafm.evaluation.harness.results import open_run
 from openafm.evaluation.harness.runner import run_tasks
+from openafm.evaluation.harness.table import report_table
 from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, Verdict
 
 ATTACK = "</script><script>alert(1)</script><!-- <img src=x>"
@@ -63,3 +67,17 @@ def test_a_report_and_a_comparison(tmp_path: Path) -> None:
     assert data["models"] == ["one", "two"]
     assert [sample["id"] for sample in data["samples"]] == ["a", "b"]  # those that differ
     assert [output["value"] for output in data["samples"][0]["outputs"]] == [1.0, 0.0]
+
+
+def test_the_table_of_several_runs(tmp_path: Path) -> None:
+    run_of(tmp_path, "one", {"a": "a", "b": "b", "c": "c"})
+    run_of(tmp_path, "two", {"a": "x", "b": "x", "c": "x"})
+    run_of(tmp_path, "three", {"a": "a", "b": "b", "c": "x"})
+    table = report_table([open_run(tmp_path / name) for name in ("one", "two", "three")])
+    assert table.header == ("model", "echo")  # no bundle, so no bits per weight
+    assert [row[0] for row in table.rows] == ["one", "two", "2 - 1", "three", "3 - 1"]
+    assert table.rows[2][1] == "-100.0 [-100.0, -100.0] *"
+    assert table.rows[4][1].startswith("-33.3 [")
+    assert not table.rows[4][1].endswith("*")  # one item of three
+    with pytest.raises(UsageError, match="two runs or more"):
+        report_table([open_run(tmp_path / "one")])

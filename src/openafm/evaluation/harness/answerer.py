@@ -69,6 +69,8 @@ class Answerer(ABC):
     name: str
     signature: str
     """Identifies model, adapter and sampling: a part of the key of cached outputs."""
+    bits_per_weight: float | None = None
+    """What the weights take, where they are on this machine."""
 
     @abstractmethod
     def answer(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
@@ -111,6 +113,11 @@ class ModelAnswerer(Answerer):
         parts = [_model_identity(model), identity, instructions, temperature, seed if temperature else 0]
         self.signature = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         self._raw: RawText | None = None
+        local = local_model(model)
+        if local is not None:
+            from openafm.bundle.describe import stored_bits
+
+            self.bits_per_weight = round(stored_bits(local.described()).total, 3)
 
     def answer(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
         started = time.perf_counter()

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
+from openafm.core.files import atomic_file
 from openafm.evaluation.harness.results import Run
+
+START, END = "<!-- results of openafm evaluate -->", "<!-- end of results -->"
+_SECTION = re.compile(rf"{re.escape(START)}.*?{re.escape(END)}\n?", re.DOTALL)
+
+
+def fill_card(bundle: Bundle, runs: Sequence[Run]) -> None:
+    """Write results into the model card of a bundle, in place of earlier ones. The card is not part of the signature.
+
+    Raises:
+        UsageError: the runs are of different models, or of another model than the bundle.
+    """
+    others = [run for run in runs if run.model != bundle.name]
+    if others:
+        raise UsageError(
+            f"{others[0].path} has results of {others[0].model}, not of {bundle.name}; evaluate the bundle first"
+        )
+    section = f"{START}\n{card_text(runs)}\n{END}\n"
+    card = bundle.card()
+    filled = _SECTION.sub(lambda _: section, card) if _SECTION.search(card) else f"{card.rstrip()}\n\n{section}"
+    with atomic_file(bundle.path / "card.md", "w") as file:
+        file.write(filled)
 
 
 def card_text(runs: Sequence[Run]) -> str:

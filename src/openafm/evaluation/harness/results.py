@@ -113,12 +113,13 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The results of a folder. `samples` reads the samples of a task."""
+    """The results of a folder. `samples` reads the samples of a task; `bits_per_weight` is None for endpoints."""
 
     path: Path
     model: str
     signature: str
     tasks: Mapping[str, TaskResult]
+    bits_per_weight: float | None = None
 
     def samples(self, task: str) -> list[Sample]:
         """Return the samples of a task.
@@ -143,7 +144,14 @@ def open_run(path: Path) -> Run:
     try:
         values = json.loads(read_document(path / RESULTS))
         tasks = {name: TaskResult.from_dict(each) for name, each in values["tasks"].items()}
-        return Run(path=path, model=str(values["model"]), signature=str(values["signature"]), tasks=tasks)
+        bits = values.get("bits_per_weight")  # not in results of earlier versions
+        return Run(
+            path=path,
+            model=str(values["model"]),
+            signature=str(values["signature"]),
+            tasks=tasks,
+            bits_per_weight=None if bits is None else float(bits),
+        )
     except FileNotFoundError as error:
         raise RunFolderError(
             f"{path} holds no {RESULTS}; write one with `openafm evaluate --tasks ... --out {path}`"

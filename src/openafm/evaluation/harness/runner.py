@@ -158,6 +158,7 @@ def _write_results(
         {
             "model": answerer.name,
             "signature": answerer.signature,
+            "bits_per_weight": answerer.bits_per_weight,
             "openafm": __version__,
             "python": platform.python_version(),
             "limit": options.limit,
