@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -95,7 +96,9 @@ def serve(config: ServerConfig, bound: socket.socket) -> None:
             from openafm.serving.private.node import forbid_traces_of_requests
 
             forbid_traces_of_requests()
-        uvicorn.Server(uvicorn_config(config, build_app(config))).run(sockets=[bound])
+        app = build_app(config)
+        exempt_from_collection()
+        uvicorn.Server(uvicorn_config(config, app)).run(sockets=[bound])
         return
     os.environ[_CONFIG] = json.dumps(to_dict(config))
     settings = uvicorn_config(config, "openafm.serving.server:worker_app")
@@ -109,7 +112,19 @@ def worker_app() -> ASGIApp:
 
     config = from_dict(ServerConfig, json.loads(os.environ[_CONFIG]))
     LimitedProtocol.header_seconds = config.header_seconds
-    return build_app(config)
+    app = build_app(config)
+    exempt_from_collection()
+    return app
+
+
+def exempt_from_collection() -> None:
+    """Exclude all objects that exist now, mostly of libraries, from garbage collection.
+
+    A full collection of them holds the interpreter for 60 ms, in which no stream continues. Models are loaded later, so that
+    released ones are still collected.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def uvicorn_config(config: ServerConfig, app: ASGIApp | str) -> uvicorn.Config:

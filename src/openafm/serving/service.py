@@ -24,6 +24,9 @@ from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog, ServedModel
 from openafm.tokenizer.conversation import ToolCall
 
+EVENT_SECONDS = 0.005
+"""Text that arrives sooner after an event is sent with the next one: an event can cost as much as a small model's token."""
+
 _DEADLINE = ApiError(504, "the answer took longer than this server allows", code="timeout")
 
 
@@ -58,7 +61,7 @@ class RunningTask:
         self._is_cancelled = threading.Event()
         self._deltas: deque[tuple[int, Delta | Exception]] = deque()
         self._arrived = asyncio.Event()
-        self._is_notified = False
+        self._is_notified = self._is_urgent = False
 
     def cancel(self) -> None:
         """End the answers at their next step."""
@@ -68,9 +71,14 @@ class RunningTask:
         return self._is_cancelled.is_set() or time.monotonic() > self._deadline
 
     def put(self, index: int, delta: Delta | Exception) -> None:
-        """Deliver a delta from a worker thread. The event loop is woken once for all deltas that it has not read yet."""
+        """Deliver a delta from a worker thread.
+
+        The event loop is woken once for all deltas that it has not read yet, and for the end of an answer.
+        """
         self._deltas.append((index, delta))
-        if not self._is_notified:
+        is_urgent = not isinstance(delta, TextDelta)
+        self._is_urgent |= is_urgent
+        if is_urgent or not self._is_notified:
             self._is_notified = True
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
                 self._loop.call_soon_threadsafe(self._arrived.set)
@@ -78,23 +86,44 @@ class RunningTask:
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         """Yield the deltas that have arrived since the last batch, until all answers have ended.
 
+        Texts of one answer are joined. Batches follow each other after `EVENT_SECONDS`, or when an answer ends.
+
         Raises:
             ApiError: the deadline has passed.
             OpenAFMError: an answer cannot be computed.
         """
+        yielded = 0.0
         while self._num_left:
             await self._arrived.wait()
             self._arrived.clear()
-            self._is_notified = False
-            batch: list[tuple[int, Delta]] = []
-            while self._deltas:
-                index, delta = self._deltas.popleft()
-                if isinstance(delta, Exception):
-                    raise _DEADLINE if isinstance(delta, AnswerCancelledError) else delta
-                self._num_left -= isinstance(delta, Ended)
-                batch.append((index, delta))
-            if batch:
+            if not self._is_urgent and (left := yielded + EVENT_SECONDS - self._loop.time()) > 0:
+                timer = self._loop.call_later(left, self._arrived.set)
+                await self._arrived.wait()
+                timer.cancel()
+                self._arrived.clear()
+            self._is_notified = self._is_urgent = False
+            if batch := self._take():
+                yielded = self._loop.time()
                 yield batch
+
+    def _take(self) -> list[tuple[int, Delta]]:
+        """Return the deltas that have arrived, with joined texts."""
+        batch: list[tuple[int, Delta]] = []
+        places: dict[int, int] = {}  # of the latest text of each answer
+        while self._deltas:
+            index, delta = self._deltas.popleft()
+            if isinstance(delta, Exception):
+                raise _DEADLINE if isinstance(delta, AnswerCancelledError) else delta
+            self._num_left -= isinstance(delta, Ended)
+            if isinstance(delta, TextDelta) and (place := places.get(index)) is not None:
+                earlier = batch[place][1]
+                assert isinstance(earlier, TextDelta)
+                batch[place] = (index, TextDelta(earlier.text + delta.text, earlier.tokens + delta.tokens))
+                continue
+            if isinstance(delta, TextDelta):
+                places[index] = len(batch)
+            batch.append((index, delta))
+        return batch
 
     async def choices(self) -> list[Choice]:
         """Wait for the answers and return them in order."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.runtime.decoding.closing import Closer
+from openafm.runtime.decoding.closing import WATCHED, Closer
 from openafm.runtime.decoding.schema_finiteness import check_finite
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
@@ -167,6 +167,7 @@ class Matcher:
         self._matcher, self._vocab_size, self._stop = matcher, vocab_size, stop_token
         self._closer, self._max_tokens = closer, max_tokens
         self._closed_at: int | None = None  # accepted tokens when the end was forced
+        self._fits_from = self._fits_until = 0  # numbers of accepted tokens between which the end need not be computed
         self._accepted: list[int] = []
         self._bounds_V: NDArray[np.float32] | None = None  # inf for allowed tokens, else -inf; None: not computed
         self._forced = [self._compute_forced()]  # forced tokens at the start and after each accepted token
@@ -255,6 +256,8 @@ class Matcher:
             del self._accepted[-num_tokens:], self._forced[-num_tokens:]
             if self._closed_at is not None and len(self._accepted) < self._closed_at:
                 self._closed_at = None
+            if len(self._accepted) < self._fits_from:
+                self._fits_until = 0
 
     def fork(self) -> Matcher:
         """Return an independent copy."""
@@ -280,13 +283,15 @@ class Matcher:
 
     def _end(self, closer: Closer, num_left: int) -> tuple[int, ...]:
         """Return the end of the answer if it must begin here for `num_left` tokens to suffice, else nothing."""
-        if not closer.is_watched(num_left) or self.may_stop:
+        count = len(self._accepted)
+        if not 0 < num_left <= WATCHED or count < self._fits_until or self.may_stop:
             return ()
         end = closer.due_end(self._matcher, self._accepted, num_left)
-        if not end:
+        self._fits_from, self._fits_until = count, count + end.num_safe
+        if not end.tokens:
             return ()
-        self._closed_at = len(self._accepted)
-        return (*end, self._stop)
+        self._closed_at = count
+        return (*end.tokens, self._stop)
 
     def _checked(self, result: Any) -> Any:
         if self._matcher.is_error():

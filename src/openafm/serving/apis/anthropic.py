@@ -21,7 +21,7 @@ from openafm.serving.apis.messages import (
     text_of,
     tools_of,
 )
-from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling, stop_texts
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, sampling, stop_texts
 from openafm.serving.errors import bad_request
 from openafm.serving.inference import CallsDelta, Ended, TextDelta
 from openafm.serving.inputs import Decoding
@@ -125,7 +125,7 @@ async def create(body: MessagesRequest, request: Request, service: Service, call
     """Answer a conversation."""
     task = body.task(caller)
     if body.stream:
-        return event_stream(await opened(_events(service, task)), request.url.path)
+        return await event_stream(_events(service, task), request.url.path)
     async with service.running(task) as running:
         choice = (await running.choices())[0]
         message = _message(running.model.name)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from openafm.serving.apis.chat import SamplingFields, usage
-from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id, opened
+from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inference import Ended, ScoredToken, TextDelta
 from openafm.serving.inputs import Decoding, RawInput
@@ -53,7 +53,7 @@ async def create(body: CompletionRequest, request: Request, service: Service, ca
     """Continue a text."""
     task = body.task(caller)
     if body.stream:
-        return event_stream(await opened(_events(service, task, body)), request.url.path)
+        return await event_stream(_events(service, task, body), request.url.path)
     async with service.running(task) as running:
         choices = await running.choices()
         head = _head(running)

@@ -24,7 +24,7 @@ from openafm.serving.apis.messages import (
     response_schema,
     tools_of,
 )
-from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, opened, sampling, stop_texts
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, sampling, stop_texts
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inference import CallsDelta, Ended, TextDelta
 from openafm.serving.inputs import ChatInput, Decoding, RawInput
@@ -192,8 +192,7 @@ async def _reply(
 ) -> Response:
     task = Task(model=body.model, source=source, decoding=body.options.decoding(), client=caller)
     if body.stream:
-        events = await opened(_events(service, task, piece))
-        return event_stream(events, request.url.path, "application/x-ndjson")
+        return await event_stream(_events(service, task, piece), request.url.path, "application/x-ndjson")
     async with service.running(task) as running:
         choice: Choice = (await running.choices())[0]
         head: dict[str, Any] = {"model": running.model.name, "created_at": _now()}

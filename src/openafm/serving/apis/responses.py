@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 
 from openafm.core.errors import OpenAFMError
 from openafm.serving.apis.response_store import JsonObject, ResponsesRequest, ResponseStore, StoredResponse
-from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id, opened
+from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id
 from openafm.serving.errors import bad_request
 from openafm.serving.inference import CallsDelta, Ended, TextDelta
 from openafm.serving.service import AnswerService, RunningTask, Task
@@ -35,7 +35,7 @@ async def create(body: ResponsesRequest, request: Request, service: Service, cal
     if body.store is not False:
         store.put(response)
     if body.stream:
-        return event_stream(await opened(_events(service, task, response)), request.url.path)
+        return await event_stream(_events(service, task, response), request.url.path)
     if body.background:
         response.running = asyncio.ensure_future(_run_in_background(service, task, response))
     else:

@@ -19,6 +19,8 @@ from openafm.serving.service import AnswerService
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 4096
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps would build one for each event
+
 
 class Wire(BaseModel):
     """Base of JSON objects in requests. Unknown fields are ignored, as all compatible servers do."""
@@ -26,11 +28,11 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
-def _service(request: Request) -> AnswerService:
+async def _service(request: Request) -> AnswerService:  # plain functions would run in a thread of their own
     return cast(AnswerService, request.app.state.service)
 
 
-def _client(request: Request) -> Client:
+async def _client(request: Request) -> Client:
     return cast(Client, request.state.client)
 
 
@@ -45,7 +47,7 @@ def new_id(prefix: str) -> str:
 
 def compact(value: Any) -> str:
     """Return JSON without spaces."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def sampling(
@@ -96,10 +98,15 @@ def stop_texts(stop: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
     return texts
 
 
-def event_stream(events: AsyncIterator[str], path: str, media_type: str = "text/event-stream") -> StreamingResponse:
-    """Return a streamed reply. An error after its start is sent as its last event."""
+async def event_stream(events: AsyncIterator[str], path: str, media_type: str = "text/event-stream") -> StreamingResponse:
+    """Wait for the first event, so that errors before it have their own status, and return a streamed reply.
 
-    async def guarded() -> AsyncIterator[str]:
+    An error after the first event is sent as the last one.
+    """
+    first = await anext(events)
+
+    async def all_events() -> AsyncIterator[str]:
+        yield first
         try:
             async for event in events:
                 yield event
@@ -107,16 +114,4 @@ def event_stream(events: AsyncIterator[str], path: str, media_type: str = "text/
             failed = compact(api_error(error).body(path))
             yield f"{failed}\n" if media_type == "application/x-ndjson" else f"event: error\ndata: {failed}\n\n"
 
-    return StreamingResponse(guarded(), media_type=media_type)
-
-
-async def opened(events: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Wait for the first event, so that errors before it have their own status, and return all events."""
-    first = await anext(events)
-
-    async def rest() -> AsyncIterator[str]:
-        yield first
-        async for event in events:
-            yield event
-
-    return rest()
+    return StreamingResponse(all_events(), media_type=media_type)
