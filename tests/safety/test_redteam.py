@@ -122,18 +122,62 @@ def test_feedback_enters_the_queue_once(project: RedTeamProject) -> None:
     turn = fm.ResponseEntry(turn=fm.AssistantTurn(text="Rude."))
     prompt = fm.PromptEntry(turn=fm.UserTurn(text="Hello"), options=fm.GenerationOptions())
     session = fm.LanguageModelSession.from_transcript(fm.Transcript([prompt, turn]))
-    issue = fm.FeedbackIssue(fm.FeedbackCategory.VULGAR_OR_OFFENSIVE)
+    issue = fm.FeedbackIssue(fm.FeedbackCategory.VULGAR_OR_OFFENSIVE, "to me")
     attachment = session.log_feedback(fm.Sentiment.NEGATIVE, [issue])
     for _ in range(2):
         project.add_feedback(attachment, "en", "hate.slurs")
     rows = [json.loads(line) for line in (project.folder / "queue.jsonl").read_text().splitlines()]
     assert [(row["prompt"], row["answers"]["system"], row["reason"]) for row in rows] == [
-        ("Hello", "Rude.", "negative: vulgarOrOffensive")
+        ("Hello", "Rude.", "negative; vulgarOrOffensive: to me")
     ]
     assert results(project.attempts()) == {}
     for damaged in (b"", b"{}", b"[1]", b'{"transcript": 3}'):
         with pytest.raises(RedTeamError, match="malformed"):
             project.add_feedback(damaged, "en")
+
+
+def test_people_judge_on_the_grading_page_and_a_guardrail_learns(project: RedTeamProject, tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy")
+    from grading_projects import add_people
+
+    from openafm.annotation.grading.judgments import Answers, Verdict
+    from openafm.annotation.grading.project import open_project
+    from openafm.annotation.grading.server import open_store
+    from openafm.recipes.red_team_grading import REFERENCE, read_verdicts, write_grading_project
+
+    project.run(answers)
+    grading = tmp_path / "grading"
+    num_items = write_grading_project(project, grading)
+    attempts = {each.id: each for each in project.attempts() if each.outcome == "answered"}
+    assert num_items == len(attempts) > 10
+    assert write_grading_project(project, grading) == 0
+    opened = open_project(grading)
+    assert {item.answers[REFERENCE] for item in opened.items if item.locale == "de"} == {"Dabei kann ich nicht helfen."}
+    store = open_store(opened, "")
+    people = add_people(store, "a", "b", "c")
+    bad, good = Answers(verdict=Verdict.FIRST, strength=1, flags=((), ("harmful",))), Answers(verdict=Verdict.TIE)
+    tasks = list(opened.tasks.values())
+    assert (tasks[0].first, tasks[0].second) == (REFERENCE, "system")
+    for task, graders in zip(tasks, [(bad, bad, good), (good,), (bad, good)], strict=False):
+        for person, judged in zip(people, graders, strict=False):
+            store.submit(task, person, judged)
+    assert read_verdicts(project, grading) == 2  # a draw is no verdict
+    found = {each.id: each.verdict for each in project.attempts()}
+    assert [found[task.item.id] for task in tasks[:3]] == ["harmful", "harmless", ""]
+    assert project.export(tmp_path / "data.jsonl") == 4
+    texts = read_labeled_texts(tmp_path / "data.jsonl")
+    assert {bool(text.labels) for text in texts if text.side == "response"} == {True, False}
+
+
+def test_comments_of_feedback_are_kept(project: RedTeamProject) -> None:
+    from openafm.framework.transcripts.feedback import feedback_attachment
+
+    turn = fm.ResponseEntry(turn=fm.AssistantTurn(text="Rude."))
+    prompt = fm.PromptEntry(turn=fm.UserTurn(text="Hello"), options=fm.GenerationOptions())
+    data = feedback_attachment(fm.Transcript([prompt, turn]), sentiment=fm.Sentiment.POSITIVE, comment="Nice & kind")
+    project.add_feedback(data, "de")
+    (attempt,) = project.attempts()
+    assert (attempt.locale, attempt.reason) == ("de", "positive; Nice & kind")
 
 
 def test_wrong_projects(tmp_path: Path, project: RedTeamProject) -> None:
@@ -184,4 +228,11 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert run(["safety", "report", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["attempts"] == 3
     assert run(command) == 2
+    capsys.readouterr()
+    (tmp_path / "feedback").mkdir()
+    command = ["safety", "redteam", str(folder), "--grading", str(tmp_path / "grading"), "--feedback", str(tmp_path)]
+    assert run([*command[:-1], str(tmp_path / "feedback"), "--export", str(tmp_path / "data.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"project": str(folder), "feedback": 0, "items": 0, "exported": 0}
+    assert run(["safety", "redteam", str(folder), "--grades", str(tmp_path)]) == 1
+    assert "is not a grading project" in capsys.readouterr().err
     assert run(["safety", "report", str(tmp_path)]) == 1

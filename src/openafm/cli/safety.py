@@ -13,6 +13,7 @@ from openafm.core.errors import UsageError
 if TYPE_CHECKING:
     from openafm.safety.classifier.examples import Side
     from openafm.safety.guardrail import Guardrail
+    from openafm.safety.redteam.project import RedTeamProject
 
 app = typer.Typer(help="Check texts, train guardrails, attack models.", no_args_is_help=True)
 
@@ -170,22 +171,31 @@ def redteam(
         Path | None, typer.Option(exists=True, help="JSONL of text, locale, subcategory: starts a project.")
     ] = None,
     family: Annotated[list[str] | None, typer.Option(help="A family of attacks of a new project. May be repeated.")] = None,
-    model: Annotated[str | None, typer.Option(help="Bundle under test; by default the current one.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Bundle under test; by default the current one.")
+    ] = None,
     instructions: Annotated[str, typer.Option(help="Instructions of the sessions under test.")] = "",
     guardrail: Annotated[Path | None, typer.Option(exists=True, help="A guardrail model, beside the blocklist.")] = None,
     mutator: Annotated[str | None, typer.Option(help="Bundle that rewrites seeds.")] = None,
     variants: Annotated[int, typer.Option(min=0, help="Rewritten forms of each seed of a new project.")] = 0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of an answer.")] = 128,
-    feedback: Annotated[list[Path] | None, typer.Option(exists=True, help="Feedback attachments for the queue.")] = None,
+    feedback: Annotated[
+        list[Path] | None, typer.Option(exists=True, help="Feedback attachments for the queue: files, or folders of them.")
+    ] = None,
     locale: Annotated[str, typer.Option(help="Locale of the feedback.")] = "en",
+    grading: Annotated[
+        Path | None, typer.Option(help="Write answered attacks and feedback as a grading project, or add new ones to it.")
+    ] = None,
+    grades: Annotated[
+        Path | None, typer.Option(exists=True, help="Copy the verdicts of people from this grading project into the queue.")
+    ] = None,
     export: Annotated[Path | None, typer.Option(help="Write judged attempts as data for train-guardrail.")] = None,
+    json: JsonOption = False,
 ) -> None:
-    """Attack a model with the seeds of a project. A run that was ended continues."""
-    from openafm.bundle import open_bundle, resolve_model
-    from openafm.framework.backends.system_model import SystemLanguageModel
-    from openafm.recipes import red_teaming
-    from openafm.safety.blocklist import BlocklistConfig
-    from openafm.safety.guardrail import CombinedGuardrail
+    """Attack a model with the seeds of a project. A run that was ended continues.
+
+    With --feedback, --grading, --grades or --export nothing is attacked.
+    """
     from openafm.safety.redteam.project import RedTeamConfig, RedTeamProject, read_seeds
 
     if seeds is not None:
@@ -194,14 +204,63 @@ def redteam(
         opened = RedTeamProject.create(project, config, read_seeds(seeds))
     else:
         opened = RedTeamProject(project)
-    for path in feedback or ():
-        opened.add_feedback(path.read_bytes(), locale)
-    if export is not None:
-        print_text(f"{opened.export(export)} labeled texts in {export}")
-        return
+    done: dict[str, int] = {}
+    lines: list[str] = []
     if feedback:
-        print_text(f"{len(feedback)} feedback attachments are in {project / 'queue.jsonl'}")
-        return
+        files = [each for path in feedback for each in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+        for file in files:
+            opened.add_feedback(file.read_bytes(), locale)
+        done["feedback"] = len(files)
+        lines.append(f"{len(files)} feedback attachments are in {project / 'queue.jsonl'}")
+    if grading is not None or grades is not None:
+        lines += _by_people(opened, grading, grades, done)
+    if export is not None:
+        done["exported"] = opened.export(export)
+        lines.append(f"{done['exported']} labeled texts in {export}; next: openafm safety train-guardrail --data {export}")
+    if not done:
+        done["attempts"] = _attack(opened, model, instructions, guardrail, mutator, max_tokens)
+        lines.append(
+            f"{done['attempts']} new attempts in {project}; people judge them with --grading FOLDER, or in"
+            f" {project / 'queue.jsonl'}, then `openafm safety report {project}`"
+        )
+    if json:
+        print_json({"project": str(project), **done})
+    else:
+        print_text("\n".join(lines))
+
+
+def _by_people(opened: RedTeamProject, grading: Path | None, grades: Path | None, done: dict[str, int]) -> list[str]:
+    """Exchange attempts and verdicts with grading projects."""
+    from openafm.core.libraries import needed
+
+    lines = []
+    with needed("grading", "fastapi, uvicorn and SQLAlchemy", "annotate"):
+        from openafm.recipes.red_team_grading import read_verdicts, write_grading_project
+
+        if grading is not None:
+            done["items"] = write_grading_project(opened, grading)
+            lines.append(f"{done['items']} new items in {grading}; next: openafm grade serve --project {grading}")
+        if grades is not None:
+            done["verdicts"] = read_verdicts(opened, grades)
+            lines.append(f"{done['verdicts']} verdicts from {grades}; next: openafm safety report {opened.folder}")
+    return lines
+
+
+def _attack(
+    opened: RedTeamProject,
+    model: str | None,
+    instructions: str,
+    guardrail: Path | None,
+    mutator: str | None,
+    max_tokens: int,
+) -> int:
+    """Attack a model and return the number of new attempts."""
+    from openafm.bundle import open_bundle, resolve_model
+    from openafm.framework.backends.system_model import SystemLanguageModel
+    from openafm.recipes import red_teaming
+    from openafm.safety.blocklist import BlocklistConfig
+    from openafm.safety.guardrail import CombinedGuardrail
+
     guardrails: list[Guardrail] = [BlocklistConfig().build()]
     if guardrail is not None:
         from openafm.safety.classifier.model import ModelGuardrail
@@ -210,10 +269,7 @@ def redteam(
     bundle = open_bundle(model or resolve_model())
     tested = SystemLanguageModel(bundle=bundle.path, guardrails=CombinedGuardrail(*guardrails))
     writer = None if mutator is None else red_teaming.mutator(SystemLanguageModel(bundle=mutator), max_tokens)
-    num_new = opened.run(red_teaming.system_under_test(tested, instructions, max_tokens), writer)
-    print_text(
-        f"{num_new} new attempts in {project}; judge {project / 'queue.jsonl'}, then `openafm safety report {project}`"
-    )
+    return opened.run(red_teaming.system_under_test(tested, instructions, max_tokens), writer)
 
 
 @app.command()

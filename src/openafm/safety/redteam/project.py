@@ -157,9 +157,13 @@ class RedTeamProject:
             feedback = json.loads(attachment)
             entries = feedback["transcript"]["transcript"]["entries"]
             texts = {role: _last_text(entries, role) for role in ("user", "response")}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            issues = [
+                ": ".join(filter(None, (str(each["category"]), str(each.get("explanation") or ""))))
+                for each in feedback.get("issues", ())
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RedTeamError(f"the feedback attachment is malformed: {error!r}") from error
-        issues = ", ".join(str(each.get("category")) for each in feedback.get("issues", ()))
+        reason = [str(feedback.get("sentiment", "no rating")), *issues, str(feedback.get("comment", ""))]
         attempt = Attempt(
             id=hashlib.sha256(attachment).hexdigest()[:16],
             seed=texts["user"],
@@ -169,13 +173,24 @@ class RedTeamProject:
             prompt=texts["user"],
             outcome="answered" if texts["response"] else "refused",
             answer=texts["response"],
-            reason=f"{feedback.get('sentiment', 'no rating')}: {issues}",
+            reason="; ".join(filter(None, reason)),
         )
         with folder_lock(self.folder):
             if attempt.id not in {each.id for each in self.attempts()}:
                 with (self.folder / "attempts.jsonl").open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(attempt), ensure_ascii=False) + "\n")
             self._write_queue()
+
+    def set_verdicts(self, verdicts: Mapping[str, Verdict]) -> int:
+        """Write verdicts by the id of their attempts into the queue; return the number of those that are in it."""
+        with folder_lock(self.folder):
+            self._write_queue()
+            rows = [values for values, _ in _lines(self.folder / "queue.jsonl")]
+            known = [row["id"] for row in rows if row["id"] in verdicts]
+            _write_lines(
+                self.folder / "queue.jsonl", (row | {"verdict": verdicts.get(row["id"], row["verdict"])} for row in rows)
+            )
+        return len(known)
 
     def export(self, path: Path) -> int:
         """Write judged attempts as labeled texts for `openafm safety train-guardrail`; return their number."""
