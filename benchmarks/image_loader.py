@@ -128,7 +128,7 @@ def photo(number: int) -> bytes:
 def loader_of(shards: Path) -> Loader:
     """Open the packed corpus."""
     source = SourceConfig(name="images", path=str(shards))
-    return LoaderConfig(sources=(source,), rows_per_step=ROWS, row_tokens=ROW_TOKENS).build(verify=False)
+    return LoaderConfig(sources=(source,), rows_per_step=ROWS, row_tokens=ROW_TOKENS).build(verification="sizes")
 
 
 def core_seconds() -> float:
@@ -160,7 +160,7 @@ def peer(corpus: Path, decode: Callable[[dict[str, Any]], Any]) -> int:
 def modes_of(shards: Path) -> dict[str, Mode]:
     """Return the resolution mode of each image of packed shards by digest."""
     opened = open_shards(shards)
-    slots = (slot for shard in range(len(opened.offsets)) for slot in opened.image_slots(shard, 0, sys.maxsize))
+    slots = (slot for shard in range(opened.num_shards) for slot in opened.image_slots(shard, 0, sys.maxsize))
     return {bytes(slot["digest"]).ljust(32, b"\0").hex(): MODES[slot["mode"]] for slot in slots}
 
 

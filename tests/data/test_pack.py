@@ -36,8 +36,9 @@ from openafm.data.pack import (
     pack_synthetic,
     pack_texts,
 )
+from openafm.data.shard_manifest import EmptyCorpusError, ManifestError
 from openafm.data.shard_writer import OutputFolderError
-from openafm.data.shards import EmptyCorpusError, ManifestError, Shards, open_shards, read_manifest
+from openafm.data.shards import Shards, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

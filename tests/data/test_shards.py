@@ -19,19 +19,16 @@ from hypothesis import strategies as st
 
 from openafm.core.files import ForeignFilesError, OutOfSpaceError
 from openafm.data import shard_writer
-from openafm.data.shard_writer import DocumentError, OutputFolderError, write_shards
-from openafm.data.shards import (
+from openafm.data.shard_files import map_array
+from openafm.data.shard_manifest import (
     EmptyCorpusError,
-    FileRecord,
     ForeignTokenizerError,
     ManifestError,
     ShardDigestError,
-    Shards,
     TruncatedShardError,
-    load_array,
-    open_shards,
-    read_manifest,
 )
+from openafm.data.shard_writer import DocumentError, OutputFolderError, write_shards
+from openafm.data.shards import Shards, open_shards, read_manifest
 
 SMALL: dict[str, Any] = {"tokenizer_digest": "a" * 64, "vocab_size": 1000}
 
@@ -111,8 +108,9 @@ def test_damaged_file_is_named(tmp_path: Path, kind: str, damage: str) -> None:
         file.unlink()
     else:
         file.write_bytes(data[:-1] if damage == "truncated" else data[:-1] + bytes([data[-1] ^ 1]))
+    # sizes are checked in any case
     with pytest.raises(ShardDigestError if damage == "tampered" else TruncatedShardError, match=str(file)):
-        open_shards(tmp_path / "corpus", verify=damage == "tampered")  # sizes are checked in any case
+        open_shards(tmp_path / "corpus", verification="all" if damage == "tampered" else "sizes")
 
 
 def test_foreign_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -261,11 +259,10 @@ def test_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones(3, dtype=np.float32))
-    file = FileRecord(name="a.npy", num_bytes=(tmp_path / "a.npy").stat().st_size, sha256="0" * 64)
-    assert load_array(tmp_path, file, np.dtype(np.float32)).tolist() == [1, 1, 1]
+    assert map_array(tmp_path / "a.npy", np.dtype(np.float32)).tolist() == [1, 1, 1]
     for dtype, name in ((np.dtype(np.float64), "float64"), (None, "integers")):
         with pytest.raises(TruncatedShardError, match=f"not an array of {name}"):
-            load_array(tmp_path, file, dtype)
+            map_array(tmp_path / "a.npy", dtype)
 
 
 def test_image_slots_reach_from_the_first_to_the_last_token_of_a_document() -> None:

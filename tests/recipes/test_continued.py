@@ -14,7 +14,7 @@ from openafm.bundle import open_bundle
 from openafm.core.config import ConfigError
 from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
 from openafm.data.needles import NeedlesConfig, pack_needles
-from openafm.data.shards import ManifestError
+from openafm.data.shard_manifest import ManifestError
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,

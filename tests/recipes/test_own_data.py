@@ -12,7 +12,8 @@ from tiny_sources import write_source
 
 from openafm.bundle import Bundle, bundle_place, open_bundle
 from openafm.data.pack import PackConfig, pack_path
-from openafm.data.shards import ForeignTokenizerError, read_manifest
+from openafm.data.shard_manifest import ForeignTokenizerError
+from openafm.data.shards import read_manifest
 from openafm.recipes.card import model_card
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import CalibrationConfig, calibration_batches, compression_config
@@ -215,6 +216,9 @@ def test_packed_shards_and_a_tokenizer_of_the_user(tmp_path: Path, base: Bundle)
     assert result.held_out_loss is not None
     assert open_bundle("own").tokenizer.digest == tokenizer.digest
     assert not (tmp_path / "run" / "data" / "shards" / "shards").exists()
+    stored = read_data(f"file://{tmp_path / 'shards'}", tokenizer=tmp_path / "tokenizer.json")  # as from s3://
+    again = run_recipe(prepare_run("on_device.pretrain", "micro", data=stored, changes=changes), tmp_path / "again", "again")
+    assert (again.loss_last, again.held_out_loss) == (result.loss_last, result.held_out_loss)
     with pytest.raises(ForeignTokenizerError):
         run_recipe(
             prepare_run("on_device.sft", "micro", start="base", data=tmp_path / "shards", changes=QUICK), tmp_path / "b", "b"

@@ -60,6 +60,9 @@ def pack(
     tokenizer: Annotated[Path | None, typer.Option(exists=True, help="Tokenizer file to use instead of a bundle's.")] = None,
     language: Annotated[str, typer.Option(help="Language tag of documents without one.")] = "",
     held_out: Annotated[float, typer.Option(help="Share of documents to write to OUT/held_out instead.")] = 0.0,
+    tokens_per_shard: Annotated[
+        int, typer.Option(min=1, help="Tokens of a shard of text; a larger corpus needs larger shards, such as 268435456.")
+    ] = 1 << 24,
     append: Annotated[bool, typer.Option("--append", help="Add shards to the corpus in OUT.")] = False,
     mode: Annotated[
         str, typer.Option(help="Resolution of images: drawn (by the report's shares), rapid, balanced or high.")
@@ -85,7 +88,7 @@ def pack(
             raise UsageError("--append and --language are for texts; pack each image corpus into a folder of its own")
         _pack_images(path, out, chosen, template, {"held_out": held_out, "mode": mode, "seed": seed}, json)
         return
-    config = PackConfig(source=path.stem, language=language, held_out=held_out)
+    config = PackConfig(source=path.stem, language=language, held_out=held_out, tokens_per_shard=tokens_per_shard)
     report = pack_path(path, out, chosen, template, config, append=append)
     parts = [("train", report.train)] + ([("held_out", report.held_out)] if report.held_out else [])
     summary = [
@@ -165,7 +168,7 @@ def show(
     """Verify a folder of shards and print its contents."""
     from openafm.data.shards import open_shards
 
-    manifest = open_shards(path, verify=True).manifest
+    manifest = open_shards(path).manifest
     print_json(asdict(manifest)) if json else print_table(
         ("", ""), [("documents", manifest.num_documents), ("tokens", manifest.num_tokens), ("shards", len(manifest.shards))]
     )

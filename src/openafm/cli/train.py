@@ -37,10 +37,11 @@ def train(
     size: SizeOption = None,
     start: FromOption = None,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Your data instead of the built-in corpus: a folder or file of text or chats, packed shards, or a"
-            " description in TOML or JSON. Default: the data of the start bundle; 'built-in': the recipe's."
+            metavar="PATH",
+            help="Your data instead of the built-in corpus: a folder or file of text or chats, packed shards (also"
+            " s3://...), or a description in TOML or JSON. Default: the data of the start bundle; 'built-in': the recipe's.",
         ),
     ] = None,
     evaluation: Annotated[
@@ -71,6 +72,10 @@ def train(
     restarts: Annotated[
         int, typer.Option(min=0, help="How often to restart the workers after one of them dies or hangs.")
     ] = 0,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Compare all packed shards with their digests first; default: each when it is read."),
+    ] = False,
     json: JsonOption = False,
 ) -> int:
     """Run a recipe from raw data to a bundle. Repeat the command to resume after an interruption."""
@@ -95,7 +100,7 @@ def train(
     changed = {} if samples is None else {"samples": f'{{"every_steps": {samples}}}'}
     changed |= ({} if device is None else {"trainer.device.kind": device}) | parse_changes(changes)
     config = prepare_run(recipe, size, start=start, data=described, changes=changed, plugins=plugins or ())
-    result = run_recipe(config, output or Path("runs") / name, name)
+    result = run_recipe(config, output or Path("runs") / name, name, verify_data=verify)
     if rank():
         return 0
     for picture in draw(Path(result.run_folder)):
@@ -107,7 +112,7 @@ def train(
     return 0
 
 
-def own_data(data: Path | None, evaluation: Path | None, tokenizer: Path | None) -> Path | DataConfig | None:
+def own_data(data: str | None, evaluation: Path | None, tokenizer: Path | None) -> Path | DataConfig | None:
     """Return the user's data with the evaluation file and the tokenizer of the options.
 
     Raises:
@@ -115,10 +120,10 @@ def own_data(data: Path | None, evaluation: Path | None, tokenizer: Path | None)
     """
     from openafm.recipes.own_data import BUILT_IN, read_data
 
-    if data is None or str(data) == BUILT_IN:
+    if data is None or data == BUILT_IN:
         if evaluation is not None or tokenizer is not None:
             raise UsageError("--eval and --tokenizer belong to your own data; name it with --data")
-        return data
+        return None if data is None else Path(data)
     return read_data(data, evaluation, tokenizer)
 
 

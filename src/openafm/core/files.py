@@ -311,6 +311,14 @@ def data_home() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "openafm"
 
 
+def cache_home() -> Path:
+    """Return the folder of files that can be computed or fetched again: `$OPENAFM_CACHE`, else the XDG cache folder."""
+    chosen = os.environ.get("OPENAFM_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openafm"
+
+
 def _publish(temporary: Path, path: Path) -> None:
     """Flush a finished folder to disk and put it in the place of `path`."""
     permissions = stat.S_IMODE(temporary.stat().st_mode) & 0o666

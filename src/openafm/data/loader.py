@@ -1,21 +1,20 @@
 """The loader: (config, step) -> batch, by arithmetic alone.
 
 The loader keeps no state. `weighted_draws.py` computes how many rows of each source precede a step, a keyed permutation of
-the source's rows, new in each epoch, maps a draw to a row (`permutation.py`), and `rows.py` packs documents into rows when
-the source is opened. Resuming needs only the step, and the rows of a step are the same for any number of ranks. Images are
-decoded and resized in threads (`images/reading.py`); a row never ends inside one.
+the source's rows, new in each epoch, maps a draw to a row (`permutation.py`), and `row_index.py` has the pieces of documents
+in each row, memory-mapped for a large source. Resuming needs only the step, and the rows of a step are the same for any
+number of ranks. Images are decoded and resized in threads (`images/reading.py`); a row never ends inside one.
 
-Shape suffixes: D documents, B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
+Shape suffixes: B rows of this rank, S tokens of a row, G groups of shards.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,8 @@ from openafm.core.config import Config, dump
 from openafm.core.errors import UsageError
 from openafm.data.batch import Batch, Origin
 from openafm.data.permutation import Permutation
-from openafm.data.rows import DocumentPieces, PackedRows, pack_rows, split_documents, starts_between
+from openafm.data.row_index import UNDETERMINED, RowPart, RowsKey, prepare_rows, row_parts, shard_groups
+from openafm.data.shard_files import Verification
 from openafm.data.shards import Shards, open_shards, verify_shards
 from openafm.data.weighted_draws import Mixture, tempered_shares
 from openafm.models.spans import EmbeddingSpan, ImageKey, Span
@@ -34,16 +34,11 @@ if TYPE_CHECKING:
     from openafm.data.images.reading import ImageReader, Views
 
 PAD = 0
-UNDETERMINED = "und"  # the language of documents without one (BCP 47)
 PREFETCHED_BATCHES = 2
 
 
 class LoaderRankError(UsageError):
     """The rank is outside the world, or the world is larger than the rows of a step."""
-
-
-class ShortRowError(UsageError):
-    """Rows have fewer tokens than an image."""
 
 
 class LanguageMissingError(UsageError):
@@ -115,14 +110,19 @@ class LoaderConfig(Config):
         self.require(self.rows_per_step > 0, f"rows_per_step must be at least 1, got {self.rows_per_step}")
         self.require(self.row_tokens > 1, f"row_tokens must be at least 2, got {self.row_tokens}")
 
-    def verify(self, share: int = 0, num_shares: int = 1) -> None:
-        """Compare the files of all sources with their digests, or one of `num_shares` equal shares of them.
+    def prepare(self, share: int = 0, num_shares: int = 1, *, verify: bool = False) -> None:
+        """Pack the rows of large sources that are not stored yet, or one of `num_shares` equal shares of them.
+
+        With `verify`, also compare this share of all files with their digests.
 
         Raises:
-            ShardError: a file was changed after it was written.
+            ShardError: a source cannot be read, or a file was changed after it was written.
         """
         for source in self.sources:
-            verify_shards(Path(source.path), None, share, num_shares)
+            if verify:
+                verify_shards(source.path, None, share, num_shares)
+            shards = open_shards(source.path, verification="first_use")
+            prepare_rows(shards, _rows_key(source, self), share, num_shares)
 
     def build(
         self,
@@ -130,18 +130,20 @@ class LoaderConfig(Config):
         world: int = 1,
         *,
         tokenizer_digest: str | None = None,
-        verify: bool = True,
+        verification: Verification = "all",
         image_threads: int = 0,
     ) -> Loader:
         """Open the sources; see `Loader`."""
-        return Loader(self, rank, world, tokenizer_digest=tokenizer_digest, verify=verify, image_threads=image_threads)
+        return Loader(
+            self, rank, world, tokenizer_digest=tokenizer_digest, verification=verification, image_threads=image_threads
+        )
 
 
 class Loader:
     """Read rows rank, rank + world, ... of every step.
 
-    `verify` compares every file with its digest; without it only sizes are checked. An image is compared with its digest
-    when it is read. `image_threads` decode images; 0 is one per core, and batches do not depend on the number.
+    `verification` is the time at which files are compared with their digests; images are, when they are read.
+    `image_threads` decode images; 0 is one per core, and batches do not depend on the number.
 
     Raises:
         ShardError: a source is absent, damaged, empty, or was packed with another tokenizer than `tokenizer_digest` or than
@@ -158,7 +160,7 @@ class Loader:
         world: int = 1,
         *,
         tokenizer_digest: str | None = None,
-        verify: bool = True,
+        verification: Verification = "all",
         image_threads: int = 0,
     ) -> None:
         if not 0 <= rank < world <= config.rows_per_step:
@@ -172,7 +174,7 @@ class Loader:
         self.sources: list[PackedSource] = []
         self.weights: dict[str, float] = {}
         for source in config.sources:
-            shards = open_shards(Path(source.path), tokenizer_digest=tokenizer_digest, verify=verify)
+            shards = open_shards(source.path, tokenizer_digest=tokenizer_digest, verification=verification)
             tokenizer_digest = shards.manifest.tokenizer_digest  # the next sources must have the same
             self._shards.append(shards)
             if shards.manifest.images is not None:
@@ -180,9 +182,11 @@ class Loader:
 
                 self._images = self._images or ImageReader(image_threads)
                 self._images.open(shards)
-            for part, share in _parts(source, shards):
-                self.sources.append(PackedSource(part, config.row_tokens, config.seed))
-                self.weights[part.name] = source.weight * share
+            parts = row_parts(shards, _rows_key(source, config))
+            for name, share in _shares(source, parts, shards).items():
+                part = next(part for part in parts if part.name == name)
+                self.sources.append(PackedSource(shards, part, config.row_tokens, config.seed))
+                self.weights[name] = source.weight * share
         self._mixture = Mixture(list(self.weights.values()))
 
     @property
@@ -191,6 +195,8 @@ class Loader:
         without_paths = tuple(replace(source, path="") for source in self.config.sources)
         parts = [dump(replace(self.config, sources=without_paths))]
         parts += [shards.manifest.digest for shards in self._shards]
+        # A source with one group has the rows of releases without groups, so their runs can resume.
+        parts += [f"{number} groups" for one in self._shards if (number := len(shard_groups(one.manifest))) > 1]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -264,80 +270,38 @@ class Loader:
         return [rows[position] for position in order]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentTable:
-    """Documents of a corpus: the shard of each, and its start and stop in the shard."""
-
-    name: str
-    shards: Shards
-    shard_D: npt.NDArray[np.int64]
-    start_D: npt.NDArray[np.int64]
-    stop_D: npt.NDArray[np.int64]
-
-    @property
-    def num_tokens(self) -> int:
-        return int((self.stop_D - self.start_D).sum())
-
-    def where(self, name: str, chosen_D: npt.NDArray[np.bool_]) -> DocumentTable:
-        """Return the chosen documents under another name."""
-        arrays = (self.shard_D[chosen_D], self.start_D[chosen_D], self.stop_D[chosen_D])
-        return DocumentTable(name=name, shards=self.shards, shard_D=arrays[0], start_D=arrays[1], stop_D=arrays[2])
-
-
-def all_documents(name: str, shards: Shards) -> DocumentTable:
-    """Return every document of a corpus."""
-    return DocumentTable(
-        name=name,
-        shards=shards,
-        shard_D=np.repeat(np.arange(len(shards.offsets)), [len(offsets) - 1 for offsets in shards.offsets]),
-        start_D=np.concatenate([offsets[:-1] for offsets in shards.offsets]),
-        stop_D=np.concatenate([offsets[1:] for offsets in shards.offsets]),
-    )
-
-
-def _parts(source: SourceConfig, shards: Shards) -> list[tuple[DocumentTable, float]]:
-    """Return the parts of a source that are packed separately (each language, or all of it) with their shares of it."""
-    everything = all_documents(source.name, shards)
-    if not isinstance(source, LanguagesConfig | LanguageSharesConfig):
-        return [(everything, 1.0)]
-    language_D = np.concatenate([shards.languages(shard) for shard in range(len(shards.offsets))])
-    languages = shards.manifest.languages
-    found: dict[str, npt.NDArray[np.bool_]] = {}
-    for tag in sorted(np.unique(language_D), key=lambda tag: languages[tag]):
-        name = f"{source.name}/{languages[tag] or UNDETERMINED}"
-        found[name] = found.get(name, np.False_) | (language_D == tag)  # documents without a language count as `und`
+def _rows_key(source: SourceConfig, config: LoaderConfig) -> RowsKey:
+    languages: tuple[str, ...] | None = None
     if isinstance(source, LanguageSharesConfig):
-        return _parts_with_shares(source, everything, found)
-    parts = [everything.where(name, chosen_D) for name, chosen_D in found.items()]
-    shares = tempered_shares({part.name: part.num_tokens for part in parts}, source.temperature)
-    return [(part, shares[part.name]) for part in parts]
+        languages = tuple(sorted(source.shares))
+    elif isinstance(source, LanguagesConfig):
+        languages = ()
+    return RowsKey(name=source.name, languages=languages, row_tokens=config.row_tokens, seed=config.seed)
 
 
-def _parts_with_shares(
-    source: LanguageSharesConfig, everything: DocumentTable, found: Mapping[str, npt.NDArray[np.bool_]]
-) -> list[tuple[DocumentTable, float]]:
+def _shares(source: SourceConfig, parts: Sequence[RowPart], shards: Shards) -> dict[str, float]:
+    """Return the share of each part of a source in the rows of the source."""
+    if isinstance(source, LanguagesConfig):
+        return tempered_shares({part.name: part.num_tokens for part in parts}, source.temperature)
+    if not isinstance(source, LanguageSharesConfig):
+        return {source.name: 1.0}
     named = {f"{source.name}/{language}": share for language, share in source.shares.items()}
-    present = {name: named[name] for name in found if name in named}
+    present = {part.name: named[part.name] for part in parts}
     if not present:
-        raise LanguageMissingError(f"{source.path} has no document in {', '.join(source.shares)}; it has {', '.join(found)}")
+        has = sorted({language or UNDETERMINED for language in shards.manifest.languages})
+        raise LanguageMissingError(f"{source.path} has no document in {', '.join(source.shares)}; it has {', '.join(has)}")
     total = sum(present.values())
-    shares = {name: float(f"{share / total:.9g}") for name, share in present.items()}
-    return [(everything.where(name, found[name]), share) for name, share in shares.items()]
+    return {name: float(f"{share / total:.9g}") for name, share in present.items()}
 
 
 class PackedSource:
-    """Documents packed into rows, and the order in which the rows are drawn."""
+    """The rows of a part of a source, and the order in which they are drawn."""
 
-    def __init__(self, documents: DocumentTable, row_tokens: int, seed: int) -> None:
-        self.name, self.shards, self._seed = documents.name, documents.shards, seed
-        self._shard_D, self._start_D, self._stop_D = documents.shard_D, documents.start_D, documents.stop_D
-        lengths_D = self._stop_D - self._start_D
-        self._pieces: DocumentPieces = split_documents(lengths_D, row_tokens, _starts(documents, row_tokens))
-        num_pieces = len(self._pieces.length_P)
-        tie_order_P = Permutation(num_pieces, seed, "ties", self.name)(np.arange(num_pieces))
-        self._rows: PackedRows = pack_rows(self._pieces.length_P, row_tokens, tie_order_P)
-        self.num_rows, self.num_tokens = self._rows.num_rows, int(lengths_D.sum())
-        self.num_documents = len(lengths_D)
+    def __init__(self, shards: Shards, part: RowPart, row_tokens: int, seed: int) -> None:
+        self.name, self.shards, self._seed, self._group = part.name, shards, seed, part.group
+        self._first_row_G1 = np.concatenate([[0], np.cumsum(part.num_rows_G)])
+        self.num_rows, self.num_tokens = int(self._first_row_G1[-1]), part.num_tokens
+        self.num_documents = part.num_documents
         self.fill = self.num_tokens / (self.num_rows * row_tokens)
 
     def draws(self, first: int, last: int) -> Iterator[int]:
@@ -349,41 +313,17 @@ class PackedSource:
 
     def pieces(self, row: int) -> Iterator[tuple[Origin, bool]]:
         """Yield where each piece of a row is stored, and whether its document continues after it."""
-        for piece in self._rows.pieces(row):
-            document = self._pieces.document_P[piece]
-            start = int(self._start_D[document] + self._pieces.start_P[piece])
-            stop = start + int(self._pieces.length_P[piece])
-            yield Origin(self.name, int(self._shard_D[document]), start, stop), stop < self._stop_D[document]
+        number = int(np.searchsorted(self._first_row_G1, row, side="right")) - 1
+        group, within = self._group(number), row - int(self._first_row_G1[number])
+        first, last = group.starts_R1[within : within + 2].tolist()
+        for start, shard, length, continues in group.pieces_P[first:last].tolist():
+            yield Origin(self.name, shard, start, start + length), continues
 
 
 def _embedding_span(row: int, shift: int, slot: npt.NDArray[Any]) -> EmbeddingSpan:
     """Return the positions of an image in a row of the batch."""
     start = int(slot["start"]) + shift
     return EmbeddingSpan(row, start, start + int(slot["num_tokens"]), bytes(slot["digest"]).ljust(32, b"\0").hex())
-
-
-def _starts(documents: DocumentTable, row_tokens: int) -> dict[int, list[int]]:
-    """Return the starts of the pieces of documents with images that are longer than a row.
-
-    An image is not split, nor are its start and end tokens taken from it.
-    """
-    shards = documents.shards
-    if shards.manifest.images is None:
-        return {}
-    starts: dict[int, list[int]] = {}
-    for index in np.flatnonzero(documents.stop_D - documents.start_D > row_tokens).tolist():
-        shard, start, stop = (int(column[index]) for column in (documents.shard_D, documents.start_D, documents.stop_D))
-        slots_I = shards.image_slots(shard, start, stop)
-        longest = max(slots_I["num_tokens"].tolist(), default=0) + 2
-        if longest > row_tokens:
-            raise ShortRowError(
-                f"{documents.name}: row_tokens {row_tokens} is below the {longest} tokens of an image; "
-                "use longer rows, or pack the images in another resolution mode"
-            )
-        first_I = slots_I["start"] - start - 1
-        solid = zip(first_I.tolist(), (first_I + slots_I["num_tokens"] + 2).tolist(), strict=True)
-        starts[index] = starts_between(stop - start, row_tokens, solid)
-    return starts
 
 
 def prefetch(batch_at: Callable[[int], Batch], start_step: int, depth: int = PREFETCHED_BATCHES) -> Generator[Batch]:

@@ -8,6 +8,7 @@ Shape suffixes: D documents, P pieces, R rows.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,10 +90,8 @@ def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) ->
     by_length_P = tie_order_P[np.argsort(-length_P[tie_order_P], kind="stable")]
     lengths, counts = np.unique(length_P, return_counts=True)
     rows = _RowSpaces(row_tokens)
-    row_of_sorted: list[int] = []
-    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        row_of_sorted += rows.place(length, count)
-    row_of_sorted_P = np.array(row_of_sorted, dtype=np.int64)
+    placed = [rows.place(length, count) for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist(), strict=True)]
+    row_of_sorted_P = np.concatenate(placed) if placed else np.zeros(0, dtype=np.int64)
     row_sizes_R = np.bincount(row_of_sorted_P, minlength=rows.num_rows)
     return PackedRows(
         order_P=by_length_P[np.argsort(row_of_sorted_P, kind="stable")],
@@ -101,36 +100,37 @@ def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) ->
 
 
 class _RowSpaces:
-    """Open rows by their remaining space."""
+    """Open rows by their remaining space, as arrays: no Python object per row."""
 
     def __init__(self, row_tokens: int) -> None:
         self.num_rows = 0
         self._row_tokens = row_tokens
-        self._rows: dict[int, list[int]] = {}
+        self._rows: dict[int, array[int]] = {}
         self._spaces: list[int] = []  # the keys of `_rows`, sorted
 
-    def place(self, length: int, count: int) -> list[int]:
+    def place(self, length: int, count: int) -> Int64Array:
         """Return the rows of `count` documents of one length, each placed in the fullest row with enough space."""
-        placed: list[int] = []
-        while len(placed) < count:
+        placed: list[Int64Array] = []
+        while count:
             space = self._tightest(length)
             per_row = space // length  # a row that got one is now the tightest for the next
-            num_full, rest = divmod(count - len(placed), per_row)
+            num_full, rest = divmod(count, per_row)
             rows = self._take(space, num_full + (rest > 0))
             full, partial = rows[:num_full], rows[num_full:]
-            placed += [row for row in full for _ in range(per_row)] + partial * rest
-            self._put(space - per_row * length, full)
-            self._put(space - rest * length, partial)
-        return placed
+            for some, times in ((full, per_row), (partial, rest)):
+                placed.append(np.repeat(np.frombuffer(some, dtype=np.int64) if some else np.zeros(0, np.int64), times))
+                count -= len(some) * times
+                self._put(space - times * length, some)
+        return np.concatenate(placed)
 
     def _tightest(self, length: int) -> int:
         position = bisect_left(self._spaces, length)
         return self._spaces[position] if position < len(self._spaces) else self._row_tokens
 
-    def _take(self, space: int, count: int) -> list[int]:
+    def _take(self, space: int, count: int) -> array[int]:
         if space not in self._rows:
             self.num_rows += count
-            return list(range(self.num_rows - count, self.num_rows))
+            return array("q", range(self.num_rows - count, self.num_rows))
         rows = self._rows[space]
         taken = rows[-count:]
         del rows[-count:]
@@ -139,10 +139,10 @@ class _RowSpaces:
             del self._spaces[bisect_left(self._spaces, space)]
         return taken
 
-    def _put(self, space: int, rows: list[int]) -> None:
+    def _put(self, space: int, rows: array[int]) -> None:
         if not rows or space == 0:
             return
         if space not in self._rows:
-            self._rows[space] = []
+            self._rows[space] = array("q")
             insort(self._spaces, space)
         self._rows[space] += rows

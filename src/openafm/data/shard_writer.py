@@ -15,7 +15,7 @@ import numpy.typing as npt
 from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, check_written, folder_lock, room_for, write_json
-from openafm.data.shards import (
+from openafm.data.shard_manifest import (
     IMAGE_SLOTS,
     MANIFEST,
     EmptyCorpusError,
@@ -24,8 +24,8 @@ from openafm.data.shards import (
     Manifest,
     ManifestError,
     ShardRecord,
-    read_manifest,
 )
+from openafm.data.shards import read_manifest
 
 TOKENS_PER_SHARD = 1 << 24
 _ARRAYS = ("tokens", "offsets", "tags", "loss_mask", "images")

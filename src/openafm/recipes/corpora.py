@@ -16,7 +16,9 @@ from openafm.data.copies import CopiesConfig, pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles, TextDocument, texts_of
 from openafm.data.needles import NeedlesConfig, pack_needles
 from openafm.data.pack import PackConfig, is_held_out, pack_conversations, pack_path, pack_synthetic
-from openafm.data.shards import ShardError, open_shards, read_manifest
+from openafm.data.shard_files import address_of
+from openafm.data.shard_manifest import ShardError
+from openafm.data.shards import open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.data.synthetic.mixed import MixedLanguagesConfig, mixed_conversations
 from openafm.data.synthetic.natural import ATTRIBUTIONS
@@ -185,7 +187,7 @@ class FolderCorpusConfig(CorpusConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsCorpusConfig(CorpusConfig):
-    """Token shards that `openafm data pack` wrote to `path`. The run reads them in place."""
+    """Token shards of `openafm data pack` in the folder or at the address `path`. The run reads them in place."""
 
     path: str
 
@@ -195,12 +197,12 @@ class ShardsCorpusConfig(CorpusConfig):
         Raises:
             ForeignTokenizerError: they were packed with another tokenizer than the run's.
         """
-        open_shards(Path(self.path), tokenizer_digest=tokenizer.digest)
+        open_shards(self.path, tokenizer_digest=tokenizer.digest, verification="first_use")
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.symlink_to(Path(self.path).resolve())
+        out.symlink_to(address_of(self.path) or Path(self.path).resolve())
 
     def fingerprint(self) -> str:
-        return read_manifest(Path(self.path)).digest
+        return read_manifest(self.path).digest
 
     @property
     def description(self) -> str:
@@ -252,7 +254,7 @@ def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template:
 
 
 def _check_packed_targets(corpus: CorpusConfig, out: Path) -> None:
-    shards = open_shards(out)
+    shards = open_shards(out, verification="first_use")
     for index, record in enumerate(shards.manifest.shards):
         if shards.loss_mask(index, 0, record.num_tokens).any():
             return

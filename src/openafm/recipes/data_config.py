@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openafm.core.config import Config
-from openafm.data.shards import MANIFEST
+from openafm.data.shard_files import address_of
+from openafm.data.shard_manifest import MANIFEST
 from openafm.recipes.corpora import Learn
 
 
@@ -31,8 +32,8 @@ class DataSourceConfig(Config):
 
     @property
     def is_packed(self) -> bool:
-        """Return whether the source is a folder of token shards."""
-        return (Path(self.path) / MANIFEST).is_file()
+        """Return whether the source is token shards: a folder of them, or an address in object storage."""
+        return address_of(self.path) is not None or (Path(self.path) / MANIFEST).is_file()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,8 @@ A description is a TOML or JSON file; paths are relative to it:
     eval = "eval.jsonl"             # optional; evaluate on this file instead
 
     [[sources]]
-    path = "notes"                  # a folder or file of text or chats, or a folder of `openafm data pack`
+    path = "notes"                  # a folder or file of text or chats, a folder of `openafm data pack`, or its address in
+                                    # object storage, such as s3://bucket/shards
     weight = 3                      # optional; share of the training rows relative to the other sources
     language = "en"                 # optional; of documents without a language
     temperature = 3.0               # optional; sample the languages of the source by temperature
@@ -35,7 +36,9 @@ from openafm.data.batch import Batch
 from openafm.data.documents import AnyDocument, DocumentFiles
 from openafm.data.loader import LanguagesConfig, LanguageSharesConfig, LoaderConfig, SourceConfig
 from openafm.data.pack import HELD_OUT, PackConfig, is_held_out, pack_documents
-from openafm.data.shards import MANIFEST
+from openafm.data.shard_files import address_of
+from openafm.data.shard_manifest import ManifestError
+from openafm.data.shards import read_manifest
 from openafm.recipes.config import RunConfig
 from openafm.recipes.corpora import (
     CorpusConfig,
@@ -72,17 +75,21 @@ class OwnDataError(UsageError):
     """A description of the user's data cannot be read, or a path in it does not exist."""
 
 
-def read_data(path: Path, evaluation: Path | None = None, tokenizer: Path | None = None) -> DataConfig:
-    """Return the description in a TOML or JSON file, or that of a folder or file of data. Paths become absolute.
+def read_data(path: Path | str, evaluation: Path | None = None, tokenizer: Path | None = None) -> DataConfig:
+    """Return the description in a TOML or JSON file, or that of a folder, a file or an address of data.
+
+    Paths become absolute.
 
     Raises:
         OwnDataError: the file is not a valid description, or a path does not exist.
     """
-    if not path.exists():
+    address, path = address_of(path), Path(path)
+    if address is None and not path.exists():
         raise OwnDataError(f"{path} does not exist; pass a folder or file of data, or a description in TOML or JSON")
-    values = _description(path)
+    values = None if address else _description(path)
     try:
-        data = DataConfig(sources=(DataSourceConfig(path=str(path)),)) if values is None else from_dict(DataConfig, values)
+        alone = DataConfig(sources=(DataSourceConfig(path=address or str(path)),))
+        data = alone if values is None else from_dict(DataConfig, values)
     except ConfigError as error:
         raise OwnDataError(f"{path}: {error}") from error
     base = Path() if values is None else path.parent
@@ -135,7 +142,7 @@ def chosen_data(given: DataConfig | None, bundle: Bundle | None, built_in: bool 
         return given
     if given is None and not built_in:
         for source in before.sources:
-            if not Path(source.path).exists():
+            if address_of(source.path) is None and not Path(source.path).exists():
                 raise OwnDataError(
                     f"{bundle.name} was trained on {source.path}, which does not exist; name its data with --data PATH, or"
                     f" use the built-in corpus with --data {BUILT_IN}"
@@ -276,12 +283,20 @@ def held_out_share(source: DataSourceConfig, data: DataConfig) -> float:
     if data.eval is not None:
         return 0.0
     if source.is_packed:
-        return 1.0 if (Path(source.path) / HELD_OUT / MANIFEST).is_file() else 0.0
+        return 1.0 if _has_manifest(f"{source.path}/{HELD_OUT}") else 0.0
     if data.held_out is not None:
         return data.held_out
     enough = round(TARGET_DOCUMENTS / MIN_SHARE)
     count = sum(1 for _ in itertools.islice(DocumentFiles(Path(source.path)), enough))
     return 0.0 if count < MIN_DOCUMENTS else min(MAX_SHARE, max(MIN_SHARE, TARGET_DOCUMENTS / count))
+
+
+def _has_manifest(location: str) -> bool:
+    try:
+        read_manifest(location)
+    except ManifestError:
+        return False
+    return True
 
 
 def _vocabulary_for(data: DataConfig) -> int:
@@ -330,6 +345,8 @@ def _stem(path: Path) -> str:
 
 
 def _absolute(base: Path, path: str) -> str:
+    if address_of(path) is not None:
+        return path
     resolved = (base / Path(path).expanduser()).resolve()
     if not resolved.exists():
         raise OwnDataError(f"{resolved} does not exist; paths in a description are relative to its file")

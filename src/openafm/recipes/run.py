@@ -25,6 +25,7 @@ from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock, read_document
 from openafm.data.loader import LanguagesConfig, LoaderConfig
+from openafm.data.shard_files import address_of
 from openafm.data.shards import read_manifest
 from openafm.recipes.card import model_card
 from openafm.recipes.catalog import RECIPES
@@ -109,10 +110,11 @@ class RunResult:
         return {key: value for key, value in asdict(self).items() if value is not None or key not in optional}
 
 
-def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
+def run_recipe(config: RunConfig, folder: Path, name: str, *, verify_data: bool = False) -> RunResult:
     """Train to the end in `folder` and write the bundle `name`. A run in `folder` continues from its last checkpoint.
 
     Under torchrun the main process packs the data and writes the bundle; all processes train and return the same result.
+    `verify_data` compares all token shards with their digests before the first step, instead of each before it is read.
 
     Raises:
         DeviceError: the device of `trainer.device` is absent or differs between processes.
@@ -128,12 +130,12 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
 
     check_name(config, name)
     with open_processes(config=config.trainer.device) as everyone, ExitStack() as opened:
-        trainer = _located(config.trainer, folder)
-        trainer.parallel.shape(everyone.world)
-        trainer.parallel.check_model(trainer.model)
+        config.trainer.parallel.shape(everyone.world)
+        config.trainer.parallel.check_model(config.trainer.model)
         everyone.run_on_main(lambda: _prepare(config, folder, str(everyone.device), opened))
+        trainer = _located(config.trainer, folder)
         sampler = None if config.samples is None or not everyone.is_main else _sampler(config, trainer, folder)
-        result = train(trainer, folder, processes=everyone, sampler=sampler)
+        result = train(trainer, folder, processes=everyone, sampler=sampler, verify_data=verify_data)
         if not result.finished:
             raise RunInterruptedError(folder, result)
         return everyone.run_on_main(lambda: _finish(config, trainer, folder, name, result))
@@ -328,8 +330,15 @@ def _located(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
 
 
 def _located_loader(loader: LoaderConfig, folder: Path) -> LoaderConfig:
-    sources = tuple(replace(source, path=str((folder / "data" / source.path).resolve())) for source in loader.sources)
+    sources = tuple(replace(source, path=_located_data(folder / "data", source.path)) for source in loader.sources)
     return replace(loader, sources=sources)
+
+
+def _located_data(data: Path, source: str) -> str:
+    """Return the folder of a source, or its address if its entry in the run folder is a link to object storage."""
+    name, _, rest = source.partition("/")
+    address = address_of(data / name)
+    return str((data / source).resolve()) if address is None else f"{address}/{rest}".rstrip("/")
 
 
 def _draft_report(config: RunConfig, bundle: Bundle) -> DraftReport | None:

@@ -27,8 +27,8 @@ class Evaluator:
         self.every_steps = config.every_steps
         self._objective = objective
         rank, world = parallelism.data_rank, parallelism.data_world
-        parallelism.processes.run_on_all(lambda: config.data.verify(*machine_share()))
-        loader = parallelism.processes.run_on_all(lambda: config.data.build(rank, world, verify=False))
+        parallelism.processes.run_on_all(lambda: config.data.prepare(*machine_share()))
+        loader = parallelism.processes.run_on_all(lambda: config.data.build(rank, world, verification="first_use"))
         batches = [loader.batch(step) for step in range(config.num_batches)]
         self._by_source = {source.name: [_rows_of(batch, source.name) for batch in batches] for source in loader.sources}
 

@@ -84,13 +84,15 @@ def train(
     processes: Processes | None = None,
     observers: Sequence[Observer] = (),
     sampler: Sampler | None = None,
+    verify_data: bool = False,
 ) -> TrainingResult:
     """Train in the folder `output`, from its newest intact checkpoint if it has one. More steps extend a finished run.
 
     Under torchrun the processes divide the run according to `config.parallel`; rank 0 writes. A caller that has opened the
     processes, for the device of the config, passes them. SIGTERM or one Ctrl-C to any process saves and returns with
     `finished` False. `observers` receive the events of the run after its own observers. Rank 0 reports the samples of
-    `sampler`, for which the weights must not be divided over processes.
+    `sampler`, for which the weights must not be divided over processes. A file of the data is compared with its digest
+    before it is first read; with `verify_data` all files are, before the first step.
 
     Raises:
         DeviceError: the device of the config is absent or differs between processes.
@@ -123,8 +125,10 @@ def train(
         ranks.run_on_all(lambda: _check(config))
         ranks.run_on_main(lambda: _lock_folder(output, opened))
         recorder.open()
-        ranks.run_on_all(lambda: config.data.verify(*machine_share()))  # each machine reads every file once
-        loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world, verify=False))
+        ranks.run_on_all(lambda: config.data.prepare(*machine_share(), verify=verify_data))  # each machine does all of it
+        loader = ranks.run_on_all(
+            lambda: config.data.build(parallelism.data_rank, parallelism.data_world, verification="first_use")
+        )
         found = newest_checkpoint(checkpoints, config, loader.digest, note, ranks)
         if found is None:
             state = ranks.run_on_all(lambda: fresh_state(config, device, parallelism))
@@ -238,7 +242,7 @@ def _check_vocabularies(config: TrainerConfig) -> None:
     """Refuse data with tokens that have no row in the embedding: they would fail later, with an index error."""
     loaders = [config.data] if config.evaluation is None else [config.data, config.evaluation.data]
     for source in (source for loader in loaders for source in loader.sources):
-        vocab_size = read_manifest(Path(source.path)).vocab_size
+        vocab_size = read_manifest(source.path).vocab_size
         if vocab_size > config.model.vocab_size:
             raise VocabularyMismatchError(
                 f"the shards in {source.path} have a vocabulary of {vocab_size:,} tokens, the model's vocab_size is "

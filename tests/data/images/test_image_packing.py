@@ -16,7 +16,8 @@ from openafm.data.images.documents import ImageDocument, ImagePart, Part, Questi
 from openafm.data.images.packing import ImagePackConfig, ImagePackReport, pack_image_corpus
 from openafm.data.images.resolution import MODES, ResolutionConfig
 from openafm.data.images.shards import ImageCorpusError, finish_corpus, open_image_corpus, write_image_shard
-from openafm.data.loader import Loader, LoaderConfig, ShortRowError, SourceConfig
+from openafm.data.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.row_index import ShortRowError
 from openafm.data.shard_writer import ShardWriter
 from openafm.data.shards import open_shards
 from openafm.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
@@ -82,9 +83,9 @@ def test_tokens_slots_and_losses_of_each_kind(corpus: Path, tmp_path: Path) -> N
         seen.add(kind)
         is_image = document.tokens == SPECIAL_TOKENS.image
         assert not document.loss_mask[is_image].any()
-        slots_I = shards.image_slots(0, *shards.offsets[0][index : index + 2])
+        slots_I = shards.image_slots(0, *shards.offsets(0)[index : index + 2])
         assert slots_I["num_tokens"].sum() == is_image.sum() > 0
-        start = int(shards.offsets[0][index])
+        start = int(shards.offsets(0)[index])
         for slot in slots_I:
             first = int(slot["start"]) - start
             assert document.tokens[first - 1] == SPECIAL_TOKENS.image_start

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
 from openafm.data.documents import DocumentFiles, texts_of
-from openafm.data.shards import MANIFEST, open_shards
+from openafm.data.shard_manifest import MANIFEST
+from openafm.data.shards import open_shards
 from openafm.data.weighted_draws import tempered_shares
 
 if TYPE_CHECKING:
@@ -131,12 +134,13 @@ def count_tokens(name: str, path: Path, tokenizer: Tokenizer | None, weight: flo
     The estimate uses tokens per character of the first documents of each language, or without a tokenizer 4 bytes per token.
     """
     if (path / MANIFEST).is_file():
-        shards = open_shards(path, verify=False)
+        shards = open_shards(path, verification="sizes")
         counts: dict[str, int] = {}
-        for index, offsets in enumerate(shards.offsets):
-            for tag, length in zip(shards.languages(index), offsets[1:] - offsets[:-1], strict=True):
+        for shard in range(shards.num_shards):
+            tags, tag_D = np.unique(shards.languages(shard), return_inverse=True)
+            for tag, num_tokens in zip(tags, np.bincount(tag_D, weights=np.diff(shards.offsets(shard))), strict=True):
                 language = shards.manifest.languages[tag] or UNDETERMINED
-                counts[language] = counts.get(language, 0) + int(length)
+                counts[language] = counts.get(language, 0) + int(num_tokens)
         return Source(name=name, path=str(path), tokens=counts, weight=weight)
     texts: dict[str, _Measured] = {}
     for document in DocumentFiles(path):

@@ -230,7 +230,8 @@ def _source(part: str, folder: Path) -> SourceConfig:
 
 
 def _lengths(shards: Path) -> NDArray[np.int64]:
-    return np.concatenate([np.diff(offsets) for offsets in open_shards(shards).offsets])
+    opened = open_shards(shards)
+    return np.concatenate([np.diff(opened.offsets(shard)) for shard in range(opened.num_shards)])
 
 
 def _check_conversations(file: Path) -> None:

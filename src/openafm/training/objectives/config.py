@@ -53,7 +53,7 @@ class Teacher:
         from openafm.data.shards import read_manifest
 
         for source in trainer.data.sources:
-            if read_manifest(Path(source.path)).tokenizer_digest != self.bundle.tokenizer.digest:
+            if read_manifest(source.path).tokenizer_digest != self.bundle.tokenizer.digest:
                 raise TeacherError(
                     f"{source.path} was packed with another tokenizer than that of the teacher {self.bundle.path}; "
                     "choose a teacher with the student's tokenizer"

@@ -32,7 +32,8 @@ from openafm.core.files import atomic_file, file_digest, folder_lock, read_docum
 from openafm.core.progress import progress
 from openafm.data.batch import Batch, Origin
 from openafm.data.loader import LoaderConfig
-from openafm.data.shards import FileRecord, read_manifest
+from openafm.data.shard_manifest import FileRecord
+from openafm.data.shards import read_manifest
 from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
@@ -329,7 +330,7 @@ def _num_steps(trainer: TrainerConfig) -> int:
 
 def _loader_digest(loader: LoaderConfig) -> str:
     anywhere = replace(loader, sources=tuple(replace(source, path="") for source in loader.sources))
-    return dump(anywhere) + "".join(read_manifest(Path(source.path)).digest for source in loader.sources)
+    return dump(anywhere) + "".join(read_manifest(source.path).digest for source in loader.sources)
 
 
 def _holds(folder: Path, key: CacheKey) -> bool:
