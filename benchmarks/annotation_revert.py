@@ -71,7 +71,7 @@ def measure_reverts(folder: Path, *, num_reverts: int, num_turns: int = 200, meg
         rows = [rng.randrange(num_rows) for _ in range(3)]
         item.step(move(*rows), new_change())
     progress(f"{num_turns} turns on {len(project.seed) / 1e6:.1f} MB; {num_reverts} reverts")
-    snapshot_bytes = store.state_bytes() / num_turns
+    snapshot_bytes = store.states.total_bytes() / num_turns
     nodes = [node.id for node in item.tree.path()]
     seconds = []
     for _ in range(num_reverts):
@@ -80,7 +80,7 @@ def measure_reverts(folder: Path, *, num_reverts: int, num_turns: int = 200, meg
         item.revert(node, new_change())
         tree = item.tree
         read = [ToolCall(name="read", arguments={"row": 1})]
-        list(pool.run(read, tree.state(tree.head), store.lineage, tree.num_calls(tree.head)))
+        list(pool.run(read, tree.state(tree.head), store.states.lineage, tree.num_calls(tree.head)))
         seconds.append(time.perf_counter() - started)
     close(store, pool)
     seconds.sort()

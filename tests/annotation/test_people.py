@@ -191,6 +191,7 @@ def test_a_person_is_exported_and_deleted(accounts: Accounts) -> None:
     delete_person(accounts, bo.id, by=ana)
     assert Sessions(accounts).find(token) is None
     assert accounts.people() == [ana]
+    assert accounts.names() == {ana.id: ana.name}
     log = entries(accounts.database)
     assert (log[0]["action"], log[0]["person"]) == ("delete_person", ana.id)
     assert not [entry for entry in log if entry["person"] == bo.id]

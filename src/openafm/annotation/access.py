@@ -128,27 +128,27 @@ class AccessControl:
         return self.sessions.find(token) if token else None
 
 
-def current_session(request: Request) -> Session:
-    """Return the session of a request (a dependency of routes)."""
+async def current_session(request: Request) -> Session:
+    """Return the session of a request (a dependency of routes, which are async: others would take a thread each)."""
     session = request.state.session
     if not isinstance(session, Session):
         raise AnnotationError("sign in first", status=401, code="signed_out")
     return session
 
 
-def current_person(request: Request) -> Person:
+async def current_person(request: Request) -> Person:
     """Return the person who sends a request (a dependency of routes)."""
-    return current_session(request).person
+    return (await current_session(request)).person
 
 
-def reviewer(request: Request) -> Person:
+async def reviewer(request: Request) -> Person:
     """Return the person who sends a request, a reviewer or an admin (a dependency of routes)."""
-    return _with_role(request, Role.REVIEWER)
+    return await _with_role(request, Role.REVIEWER)
 
 
-def admin(request: Request) -> Person:
+async def admin(request: Request) -> Person:
     """Return the person who sends a request, an admin (a dependency of routes)."""
-    return _with_role(request, Role.ADMIN)
+    return await _with_role(request, Role.ADMIN)
 
 
 def error_reply(error: Exception) -> JSONResponse:
@@ -159,8 +159,8 @@ def error_reply(error: Exception) -> JSONResponse:
     return JSONResponse({"error": {"message": str(error), "code": error.code}}, error.status, headers)
 
 
-def _with_role(request: Request, role: Role) -> Person:
-    person = current_person(request)
+async def _with_role(request: Request, role: Role) -> Person:
+    person = await current_person(request)
     if not person.role.includes(role):
         raise forbidden(f"this needs the role {role}, your account has the role {person.role}")
     return person

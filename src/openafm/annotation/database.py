@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,9 @@ class Database:
         self.schemas = tuple(schemas)
         self.name = str(place) if isinstance(place, Path) else sql.engine.make_url(place).render_as_string()
         self._engine = _engine(place)
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        # SQLite's own waiting polls up to every 100 ms and is not fair; writers of other processes still wait that way
+        self._turn: contextlib.AbstractContextManager[Any] = threading.Lock() if is_sqlite else contextlib.nullcontext()
         try:
             self._prepare()
         except BaseException:
@@ -92,7 +96,7 @@ class Database:
             OutOfSpaceError: the disk is full; nothing of the block is stored.
             sqlalchemy.exc.IntegrityError: a unique or foreign key is violated.
         """
-        with self._translated(), self._engine.execution_options(writes=True).begin() as connection:
+        with self._translated(), self._turn, self._engine.execution_options(writes=True).begin() as connection:
             yield connection
 
     @contextlib.contextmanager

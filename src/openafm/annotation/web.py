@@ -92,8 +92,8 @@ def build_app(
     app.state.accounts = accounts
     for name, value in (state or {}).items():
         setattr(app.state, name, value)
-    for router in (routes.router, _page_router(pages), *routers):
-        app.include_router(router)
+    for router in (*routers, routes.router, _page_router(pages)):
+        app.router.routes.extend(router.routes)  # include_router would match each of its routes twice
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _reply)
     return AccessControl(app, accounts, project=project, needs_accounts=config.has_accounts, is_secure=config.is_secure)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -120,3 +122,6 @@ def test_deltas_lead_from_image_to_image() -> None:
         assert apply_deltas(b"", deltas[:count]) == image
     with pytest.raises(DamagedStateError):
         apply_deltas(b"", [deltas[0][:-3]])
+    page_of_another_image = zlib.compress(struct.pack("<III", 1, 1, 7) + bytes(4096))
+    with pytest.raises(DamagedStateError, match="a page that it does not have"):
+        apply_deltas(b"", [page_of_another_image])

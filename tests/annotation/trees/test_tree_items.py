@@ -238,7 +238,11 @@ class RandomChanges(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.check()
-        assert fold(self.tools[0].events(self.item.id)).path() == self.item.tree.path()
+        store = TreeStore(self.tools[0].database)  # with nothing in memory
+        assert fold(store.events(self.item.id)) == self.item.tree
+        for node in (0, *self.item.tree.nodes):
+            state = self.item.tree.state(node)
+            assert store.states.lineage(state).deltas == self.tools[0].states.lineage(state).deltas
 
 
 def test_random_changes_equal_a_replay(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:

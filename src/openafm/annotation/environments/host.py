@@ -98,7 +98,7 @@ class ToolHost:
         self._validators = {name: Validator(each.parameters) for name, each in self.definitions.items()}
         self._image, self._db = b"", sqlite3.connect(":memory:")
 
-    def load(self, image: bytes) -> None:
+    def load(self, image: bytes | bytearray) -> None:
         """Replace the database."""
         self._db.close()
         self._image, self._db = image, sqlite3.connect(":memory:", isolation_level=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class DamagedStateError(OpenAFMError):
     """A stored state cannot be read."""
 
 
-def delta(before: bytes, after: bytes) -> bytes:
+def delta(before: bytes | bytearray, after: bytes | bytearray) -> bytes:
     """Return what turns one image into the other: numbers and contents of the changed pages, compressed."""
     old, new = _pages(before), _pages(after)
     shared = min(len(old), len(new))
@@ -32,33 +33,38 @@ def delta(before: bytes, after: bytes) -> bytes:
     return zlib.compress(packed, 1)
 
 
-def apply_deltas(image: bytes, deltas: list[bytes]) -> bytes:
+def apply_deltas(image: bytes | bytearray, deltas: Sequence[bytes]) -> bytearray:
     """Return the image after the deltas, in order.
 
     Raises:
         DamagedStateError: a delta is damaged or belongs to another image.
     """
+    found = [_unpacked(each) for each in deltas]
     pages = bytearray(image)
-    for each in deltas:
-        try:
-            packed = zlib.decompress(each)
-            num_pages, count = _HEADER.unpack_from(packed)
-            start = _HEADER.size + 4 * count
-            if len(packed) != start + count * PAGE_BYTES:
-                raise ValueError("wrong length")
-        except (zlib.error, struct.error, ValueError) as error:
-            raise DamagedStateError(f"a stored state is damaged ({error}); revert to an earlier step") from error
-        size = num_pages * PAGE_BYTES
-        if size < len(pages):
-            del pages[size:]
-        pages.extend(bytes(size - len(pages)))
-        for position, index in enumerate(np.frombuffer(packed, "<u4", count, _HEADER.size).tolist()):
-            source = start + position * PAGE_BYTES
-            pages[index * PAGE_BYTES : (index + 1) * PAGE_BYTES] = packed[source : source + PAGE_BYTES]
-    return bytes(pages)
+    pages.extend(bytes(max([size - len(pages) for size, _, _ in found], default=0)))
+    indices = np.frombuffer(b"".join(numbers for _, numbers, _ in found), "<u4")
+    if indices.size and int(indices.max()) >= len(pages) // PAGE_BYTES:
+        raise DamagedStateError("a stored state changes a page that it does not have; revert to an earlier step")
+    # one assignment for all: the last of several contents of a page stays, and a page that comes again is in its delta
+    _pages(pages)[indices] = _pages(b"".join(contents for _, _, contents in found))
+    del pages[found[-1][0] if found else len(pages) :]
+    return pages
 
 
-def _pages(image: bytes) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+def _unpacked(delta: bytes) -> tuple[int, bytes, bytes]:
+    """Return the size of the image after a delta, and the numbers and contents of the changed pages."""
+    try:
+        packed = zlib.decompress(delta)
+        num_pages, count = _HEADER.unpack_from(packed)
+        start = _HEADER.size + 4 * count
+        if len(packed) != start + count * PAGE_BYTES:
+            raise ValueError("wrong length")
+    except (zlib.error, struct.error, ValueError) as error:
+        raise DamagedStateError(f"a stored state is damaged ({error}); revert to an earlier step") from error
+    return num_pages * PAGE_BYTES, packed[_HEADER.size : start], packed[start:]
+
+
+def _pages(image: bytes | bytearray) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     if len(image) % PAGE_BYTES:
         raise DamagedStateError(f"a database image has {len(image)} bytes, which is no multiple of {PAGE_BYTES}")
     return np.frombuffer(image, np.uint8).reshape(-1, PAGE_BYTES)

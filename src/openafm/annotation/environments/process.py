@@ -184,7 +184,7 @@ def _host(request: _Request) -> ToolHost:
     host = _held[1]
     if request.load is not None:
         _base = _base if request.load.image is None else request.load.image
-        host.load(apply_deltas(_base, list(request.load.deltas)) if request.load.deltas else _base)
+        host.load(apply_deltas(_base, request.load.deltas) if request.load.deltas else _base)
     return host
 
 

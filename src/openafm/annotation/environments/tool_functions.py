@@ -9,6 +9,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class ToolFunction:
     def name(self) -> str:
         return self.function.__name__
 
-    @property
+    @cached_property
     def is_stateful(self) -> bool:
         """True if the function receives the `World`."""
         return next(iter(inspect.signature(self.function).parameters), "") == "world"
@@ -50,11 +51,11 @@ class ToolFunction:
             ToolFileError: a parameter has no type, or one that cannot be generated.
         """
         description = (inspect.getdoc(self.function) or self.name).split("\n\n")[0].replace("\n", " ")
-        return ToolDefinition(name=self.name, description=description, parameters=self._schema().schema.to_dict())
+        return ToolDefinition(name=self.name, description=description, parameters=self._schema.schema.to_dict())
 
     def call(self, world: World, arguments: Mapping[str, Any]) -> tuple[Any, bool]:
         """Return the function's result and whether it changed its arguments. Its exceptions pass through."""
-        passed = self._schema().call_arguments(GeneratedContent(dict(arguments)))
+        passed = self._schema.call_arguments(GeneratedContent(dict(arguments)))
         before = copy.deepcopy(passed)
         result = self._bound(world)(**passed)
         return result, passed != before
@@ -62,6 +63,7 @@ class ToolFunction:
     def _bound(self, world: Any) -> Callable[..., Any]:
         return types.MethodType(self.function, world) if self.is_stateful else self.function
 
+    @cached_property
     def _schema(self) -> FunctionSchema:
         try:
             return FunctionSchema(self._bound(object()))

@@ -67,7 +67,7 @@ class Grading:
     queue: Queue
 
 
-def _grading(request: Request) -> Grading:
+async def _grading(request: Request) -> Grading:
     grading: Grading = request.app.state.grading
     return grading
 

@@ -119,9 +119,21 @@ class Accounts:
 
     def people(self) -> list[Person]:
         """Return all accounts, sorted by name."""
+        people, memberships = tables.people, tables.memberships
+        projects: dict[str, list[str]] = {}
         with self.database.reading() as connection:
-            ids = connection.scalars(sql.select(tables.people.c.id).order_by(tables.people.c.name)).all()
-            return [found(connection, id) for id in ids]
+            for row in connection.execute(sql.select(memberships).order_by(memberships.c.project)):
+                projects.setdefault(row.person, []).append(row.project)
+            rows = connection.execute(sql.select(people).order_by(people.c.name)).all()
+        return [
+            Person(id=row.id, name=row.name, role=Role(row.role), projects=tuple(projects.get(row.id, ()))) for row in rows
+        ]
+
+    def names(self) -> dict[str, str]:
+        """Return the names of all accounts by id."""
+        with self.database.reading() as connection:
+            statement = sql.select(tables.people.c.id, tables.people.c.name)
+            return {row.id: row.name for row in connection.execute(statement)}
 
     def person(self, id: str) -> Person:
         """Return an account.

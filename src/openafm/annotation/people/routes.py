@@ -44,7 +44,7 @@ class Change(_Body):
     projects: list[str] = Field(max_length=1000)
 
 
-def _accounts(request: Request) -> Accounts:
+async def _accounts(request: Request) -> Accounts:
     accounts: Accounts = request.app.state.accounts
     return accounts
 

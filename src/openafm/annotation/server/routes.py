@@ -1,4 +1,4 @@
-"""HTTP routes of tool-use annotation."""
+"""HTTP routes of tool-use annotation. Views are made into JSON in the thread of their request: FastAPI would take others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -80,35 +80,32 @@ def annotation_router(workspace: Workspace) -> APIRouter:
     router = APIRouter(prefix="/api")
 
     @router.get("/project")
-    def project() -> dict[str, Any]:
-        return workspace.overview()
+    def project() -> JSONResponse:
+        return JSONResponse(workspace.overview())
 
     @router.post("/items")
     def create(body: NewItem, person: Current) -> dict[str, str]:
         return {"id": workspace.create(body.scenario, body.item, person).id}
 
     @router.get("/items/{id}")
-    def show(id: str, person: Current, page: str = "") -> dict[str, Any]:
-        return workspace.view(workspace.item(id), page[:64], person)
+    def show(id: str, person: Current, page: str = "") -> JSONResponse:
+        return JSONResponse(workspace.view(workspace.item(id), page[:64], person))
 
     @router.get("/items/{id}/version")
-    def version(id: str, person: Current, page: str = "") -> dict[str, Any]:
+    def version(id: str, person: Current, page: str = "") -> JSONResponse:
         sequence = workspace.item(id).tree.sequence
-        return {
-            "sequence": sequence,
-            "others": workspace.others(id, page[:64], person),
-            "is_running": workspace.is_running(id),
-        }
+        others = workspace.others(id, page[:64], person)
+        return JSONResponse({"sequence": sequence, "others": others, "is_running": workspace.is_running(id)})
 
     @router.get("/items/{id}/tables/{node}")
-    def tables(id: str, node: int) -> dict[str, Any]:
-        return workspace.item(id).tables(node)
+    def tables(id: str, node: int) -> JSONResponse:
+        return JSONResponse(workspace.item(id).tables(node))
 
     @router.post("/items/{id}/changes")
-    def change(id: str, body: Edit, person: Current) -> dict[str, Any]:
+    def change(id: str, body: Edit, person: Current) -> JSONResponse:
         item = workspace.item(id)
         _apply(item, body, Change(key=body.key, person=person.id, sequence=body.sequence))
-        return workspace.view(item, body.page, person)
+        return JSONResponse(workspace.view(item, body.page, person))
 
     @router.post("/items/{id}/run")
     async def run(id: str, body: Run, person: Current) -> StreamingResponse:

@@ -108,7 +108,7 @@ class Workspace:
     def view(self, item: Item, page: str, person: Person) -> dict[str, Any]:
         """Return what the page shows of an item."""
         tree = item.tree
-        names: dict[str | None, str] = {each.id: each.name for each in self.accounts.people()}
+        names = self.accounts.names()
         is_current = tree.opening["tools_digest"] == self.project.tools_digest
         return {
             "id": item.id,
@@ -119,7 +119,7 @@ class Workspace:
             "is_running": self.is_running(item.id),
             "stem": [node.id for node in tree.path()],
             "nodes": _nodes(tree, names),
-            "comments": [each | {"person": names.get(each["person"], "")} for each in tree.comments if each["node"] == 0],
+            "comments": [each | {"person": names.get(each["person"] or "", "")} for each in tree.comments if each["node"] == 0],
             "flags": sorted(tree.flags.get(0, ())),
             "can_undo": tree.can_undo,
             "can_redo": tree.can_redo,
@@ -143,7 +143,7 @@ class Workspace:
         }
 
 
-def _nodes(tree: Tree, names: Mapping[str | None, str]) -> list[dict[str, Any]]:
+def _nodes(tree: Tree, names: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         node.content.to_dict()
         | {
@@ -151,10 +151,10 @@ def _nodes(tree: Tree, names: Mapping[str | None, str]) -> list[dict[str, Any]]:
             "parent": node.parent,
             "results": list(node.results),
             "model": node.model,
-            "person": names.get(node.person, ""),
+            "person": names.get(node.person or "", ""),
             "reason": {"kind": reason.kind, "text": reason.text} if (reason := tree.reasons.get(node.id)) else None,
             "comments": [
-                each | {"person": names.get(each["person"], "")} for each in tree.comments if each["node"] == node.id
+                each | {"person": names.get(each["person"] or "", "")} for each in tree.comments if each["node"] == node.id
             ],
             "flags": sorted(tree.flags.get(node.id, ())),
         }

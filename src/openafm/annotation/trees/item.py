@@ -11,8 +11,9 @@ from openafm.annotation.environments.host import CallResult
 from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.trees.nodes import Content, Node, NodeKind, check_order, result_dicts
-from openafm.annotation.trees.store import ConflictError, NewEvent, NewState, TreeStore
-from openafm.annotation.trees.tree import ErrorKind, Event, EventKind, Tree, fold
+from openafm.annotation.trees.states import NewState
+from openafm.annotation.trees.store import ConflictError, NewEvent, TreeStore
+from openafm.annotation.trees.tree import ErrorKind, Event, EventKind, Tree, read_log
 
 MAX_TEXT = 20_000
 
@@ -48,28 +49,27 @@ class Item:
         self.id = id
         self._store, self._pool = store, pool
         self._lock = threading.RLock()
-        self._events: list[Event] = store.events(id)
-        self._tree = fold(self._events)
+        self._log = read_log(store.events(id))
 
     @property
     def tree(self) -> Tree:
         """The tree, as far as this object has read it."""
-        return self._tree
+        return self._log.tree
 
     def refresh(self) -> Tree:
         """Read the events of other processes and return the tree."""
         with self._lock:
-            self._extend(self._store.events(self.id, after=self._tree.sequence))
-            return self._tree
+            self._log = self._log.extended(self._store.events(self.id, after=self.tree.sequence))
+            return self.tree
 
     def query(self, text: str, change: Change) -> Tree:
         """Append what the user says."""
-        return self._append([Content(kind=NodeKind.QUERY, text=_checked(text))], self._tree.head, change, cause="query")
+        return self._append([Content(kind=NodeKind.QUERY, text=_checked(text))], self.tree.head, change, cause="query")
 
     def answer(self, text: str, change: Change, *, model: str = "") -> Tree:
         """Append an answer."""
         content = Content(kind=NodeKind.ANSWER, text=_checked(text))
-        return self._append([content], self._tree.head, change, cause="agent", model=model)
+        return self._append([content], self.tree.head, change, cause="agent", model=model)
 
     def step(
         self,
@@ -80,7 +80,7 @@ class Item:
         on_result: Callable[[int, CallResult], None] | None = None,
     ) -> Tree:
         """Append a step of a model: run its calls, which may be wrong, and store them with their results."""
-        return self._append([content], self._tree.head, change, cause="agent", model=model, on_result=on_result)
+        return self._append([content], self.tree.head, change, cause="agent", model=model, on_result=on_result)
 
     def edit(self, node: int, content: Content, change: Change, *, keeps_rest: bool = False, reason: str = "") -> Tree:
         """Replace a node by a corrected one on a new branch; its calls run in the state before the node.
@@ -91,7 +91,7 @@ class Item:
         Raises:
             AnnotationError: a call does not fit the schema of its tool, or the steps do not fit each other.
         """
-        old = self._tree.node(node)
+        old = self.tree.node(node)
         if old.content == content:
             raise AnnotationError("the corrected step equals the old one; change it, or revert to it")
         self._check_calls(content)
@@ -110,7 +110,7 @@ class Item:
         Raises:
             AnnotationError: the steps around the node do not fit each other.
         """
-        old = self._tree.node(node)
+        old = self.tree.node(node)
         rest = self._rest(node) if keeps_rest else []
         if not rest:
             return self.revert(old.parent, change, reason=reason)
@@ -119,7 +119,7 @@ class Item:
     def revert(self, node: int, change: Change, *, reason: str = "") -> Tree:
         """Make a node the head, with the state of its database. 0 is the beginning."""
         if node:
-            self._tree.node(node)
+            self.tree.node(node)
         return self._record(EventKind.MOVED, {"to": node, "reason": _checked(reason)}, change)
 
     def set_done(self, is_done: bool, change: Change) -> Tree:
@@ -128,7 +128,7 @@ class Item:
         Raises:
             AnnotationError: the main stem of an item that is done does not end with an answer.
         """
-        path = self._tree.path()
+        path = self.tree.path()
         if is_done and (not path or path[-1].kind is not NodeKind.ANSWER):
             raise AnnotationError("the main stem has no answer at its end; run the model or write an answer, then mark it")
         return self._record(EventKind.STATUS, {"done": is_done}, change)
@@ -147,19 +147,19 @@ class Item:
 
     def undo(self, change: Change) -> Tree:
         """Undo the last change; it stays in the log."""
-        if not self._tree.can_undo:
+        if not self.tree.can_undo:
             raise AnnotationError("there is nothing to undo", status=409, code="nothing")
         return self._record(EventKind.UNDO, {}, change)
 
     def redo(self, change: Change) -> Tree:
         """Redo the change that was undone last."""
-        if not self._tree.can_redo:
+        if not self.tree.can_redo:
             raise AnnotationError("there is nothing to redo", status=409, code="nothing")
         return self._record(EventKind.REDO, {}, change)
 
     def tables(self, node: int) -> dict[str, list[dict[str, Any]]]:
         """Return all rows of the database after a node."""
-        return self._pool.tables(self._tree.state(node), self._store.lineage)
+        return self._pool.tables(self.tree.state(node), self._store.states.lineage)
 
     def check_unchanged(self, change: Change) -> None:
         """Check that the client has seen the newest events.
@@ -172,7 +172,7 @@ class Item:
 
     def is_made(self, key: str) -> bool:
         """Return True if a change of this key is stored."""
-        return any(event.group == key for event in self._events)
+        return any(event.group == key for event in self._log.events)
 
     def _append(
         self,
@@ -187,10 +187,10 @@ class Item:
     ) -> Tree:
         with self._lock:
             if self._is_repeated(change, is_agent=cause == "agent"):
-                return self._tree
-            check_order([*(node.kind for node in self._tree.path(parent)), *(content.kind for content in contents)])
-            first = self._tree.sequence + 1
-            state, num_calls = self._tree.state(parent), self._tree.num_calls(parent)
+                return self.tree
+            check_order([*(node.kind for node in self.tree.path(parent)), *(content.kind for content in contents)])
+            first = self.tree.sequence + 1
+            state, num_calls = self.tree.state(parent), self.tree.num_calls(parent)
             events = []
             states: dict[str, NewState] = {}
             for number, content in enumerate(contents):
@@ -221,13 +221,13 @@ class Item:
     ) -> Iterator[tuple[CallResult, str]]:
         """Run the calls of a node. `states` holds the states of this change, which are not stored yet."""
         if content.calls:
-            yield from self._pool.run(content.calls, state, lambda key: self._store.lineage(key, states), index)
+            yield from self._pool.run(content.calls, state, lambda key: self._store.states.lineage(key, states), index)
 
     def _record(self, kind: EventKind, payload: dict[str, Any], change: Change) -> Tree:
         with self._lock:
             if self._is_repeated(change):
-                return self._tree
-            return self._store_events(self._tree.sequence + 1, [NewEvent(kind=kind, payload=payload)], change)
+                return self.tree
+            return self._store_events(self.tree.sequence + 1, [NewEvent(kind=kind, payload=payload)], change)
 
     def _store_events(self, first: int, events: Sequence[NewEvent], change: Change, states: Sequence[NewState] = ()) -> Tree:
         made = [
@@ -241,15 +241,14 @@ class Item:
             )
             for number, each in enumerate(events)
         ]
-        tree = fold([*self._events, *made])
+        log = self._log.extended(made)
         try:
-            self._store.append(self.id, made, states, is_done=tree.is_done)
+            self._store.append(self.id, made, states, is_done=log.tree.is_done)
         except ConflictError:
             self.refresh()
             raise
-        self._events.extend(made)
-        self._tree = tree
-        return tree
+        self._log = log
+        return log.tree
 
     def _is_repeated(self, change: Change, *, is_agent: bool = False) -> bool:
         """Return True if the change is stored already.
@@ -259,18 +258,13 @@ class Item:
         """
         if self.is_made(change.key) and not is_agent:
             return True
-        if change.sequence is not None and change.sequence != self._tree.sequence:
+        if change.sequence is not None and change.sequence != self.tree.sequence:
             raise ConflictError
         return False
 
-    def _extend(self, events: Sequence[Event]) -> None:
-        if events:
-            self._events.extend(events)
-            self._tree = fold(self._events)
-
     def _rest(self, node: int) -> list[Content]:
         """Return the contents of the main stem after a node."""
-        path = self._tree.path()
+        path = self.tree.path()
         ids = [each.id for each in path]
         if node and node not in ids:
             raise AnnotationError("the step is not on the main stem; revert to its branch first")
@@ -285,7 +279,7 @@ class Item:
 
     def _check_node(self, node: int) -> None:
         if node:
-            self._tree.node(node)
+            self.tree.node(node)
 
 
 def _checked(text: str) -> str:

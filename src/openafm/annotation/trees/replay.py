@@ -8,7 +8,7 @@ from typing import Any
 from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.environments.process import Lineage, state_key
 from openafm.annotation.trees.nodes import Node, result_dicts
-from openafm.annotation.trees.store import NewState
+from openafm.annotation.trees.states import NewState
 
 
 class Replay:

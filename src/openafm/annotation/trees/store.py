@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,11 @@ import sqlalchemy as sql
 
 from openafm.annotation.clock import Clock, steady_clock
 from openafm.annotation.database import Database, DatabaseError, Schema
-from openafm.annotation.environments.page_delta import DamagedStateError
-from openafm.annotation.environments.process import Lineage, state_key
+from openafm.annotation.environments.process import state_key
 from openafm.annotation.environments.project import DATABASE, Project, Scenario
 from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.trees import tables
+from openafm.annotation.trees.states import NewState, StateStore
 from openafm.annotation.trees.tree import Event, EventKind
 from openafm.tokenizer.conversation import ToolDefinition
 
@@ -40,15 +39,6 @@ class NewEvent:
     payload: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewState:
-    """A state before it is stored."""
-
-    key: str
-    parent: str
-    delta: bytes
-
-
 class TreeStore:
     """Store the items of a project.
 
@@ -58,8 +48,7 @@ class TreeStore:
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database, self.clock = database, clock or steady_clock()
-        self._seeds: dict[str, bytes] = {}  # the initial image that was read last
-        self._lock = threading.Lock()
+        self.states = StateStore(database)
 
     def claim(self, project: Project) -> None:
         """Note that the items of this database belong to a project.
@@ -103,7 +92,7 @@ class TreeStore:
                 sequence=0, group="opened", kind=EventKind.OPENED, payload=opening, person=person, time=self.clock()
             )
             connection.execute(tables.events.insert(), [_row(item, event)])
-            self._insert_seed(connection, project.seed)
+            self.states.insert_initial(connection, project.seed)
         return item
 
     def add(self, item: str, events: Sequence[Event], states: Sequence[NewState], seed: bytes, *, is_done: bool) -> bool:
@@ -114,8 +103,8 @@ class TreeStore:
                 return False
             row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
             connection.execute(tables.items.insert().values(is_done=is_done, created=self.clock(), **row))
-            self._insert_seed(connection, seed)
-            self._insert_states(connection, states)
+            self.states.insert_initial(connection, seed)
+            self.states.insert(connection, states)
             connection.execute(tables.events.insert(), [_row(item, event) for event in events])
         return True
 
@@ -133,10 +122,10 @@ class TreeStore:
         """
         column = tables.events.c
         with self.database.reading() as connection:
-            if not connection.scalar(sql.select(tables.items.c.id).where(tables.items.c.id == item)):
-                raise not_found(f"item {item:.40}")
             statement = sql.select(tables.events).where(column.item == item, column.sequence > after)
             rows = connection.execute(statement.order_by(column.sequence)).all()
+        if not rows and after < 0:
+            raise not_found(f"item {item:.40}")
         return [
             Event(
                 sequence=row.sequence,
@@ -165,68 +154,9 @@ class TreeStore:
         """
         with self.database.writing() as connection:
             self._check_last(connection, item, events[0].sequence - 1)
-            self._insert_states(connection, states)
+            self.states.insert(connection, states)
             connection.execute(tables.events.insert(), [_row(item, event) for event in events])
             connection.execute(tables.items.update().where(tables.items.c.id == item).values(is_done=is_done))
-
-    def lineage(self, key: str, pending: Mapping[str, NewState] | None = None) -> Lineage:
-        """Return how the database image of a state is made.
-
-        Args:
-            pending: states that are not stored yet, by key.
-
-        Raises:
-            DamagedStateError: the state or one before it is missing.
-        """
-        newest = []
-        while pending and key in pending:
-            newest.append(pending[key].delta)
-            key = pending[key].parent
-        seed, *later = self._chain(key)
-        states = tables.states.c
-        with self.database.reading() as connection:
-            statement = sql.select(states.key, states.data).where(states.key.in_(later))
-            deltas = {row.key: row.data for row in connection.execute(statement)}
-        return Lineage(base=seed, image=lambda: self._seed(seed), deltas=(*(deltas[each] for each in later), *newest[::-1]))
-
-    def state_bytes(self) -> int:
-        """Return the bytes of all stored states except the initial ones."""
-        column = tables.states.c
-        statement = sql.select(sql.func.coalesce(sql.func.sum(sql.func.length(column.data)), 0))
-        with self.database.reading() as connection:
-            return int(connection.scalar(statement.where(column.parent.is_not(None))) or 0)
-
-    def _seed(self, key: str) -> bytes:
-        with self._lock, self.database.reading() as connection:
-            if key not in self._seeds:
-                data = connection.scalar(sql.select(tables.states.c.data).where(tables.states.c.key == key))
-                self._seeds = {key: bytes(data or b"")}
-            return self._seeds[key]
-
-    def _chain(self, key: str) -> list[str]:
-        """Return the keys from an initial state to a state. The recursion does not touch the data, which may be large."""
-        states = tables.states
-        first = sql.select(states.c.key, states.c.parent, sql.literal(0).label("depth")).where(states.c.key == key)
-        chain = first.cte("chain", recursive=True)
-        before = sql.select(states.c.key, states.c.parent, chain.c.depth + 1).where(states.c.key == chain.c.parent)
-        chain = chain.union_all(before)
-        with self.database.reading() as connection:
-            rows = connection.execute(sql.select(chain).order_by(chain.c.depth.desc())).all()
-        if not rows or rows[0].parent is not None:
-            raise DamagedStateError(f"the state {key} is not stored; revert to an earlier step")
-        return [row.key for row in rows]
-
-    def _insert_seed(self, connection: sql.Connection, seed: bytes) -> None:
-        key = state_key(seed)
-        if not connection.scalar(sql.select(tables.states.c.key).where(tables.states.c.key == key)):
-            connection.execute(tables.states.insert().values(key=key, parent=None, data=seed))
-
-    def _insert_states(self, connection: sql.Connection, states: Sequence[NewState]) -> None:
-        keys = [state.key for state in states]
-        known = set(connection.scalars(sql.select(tables.states.c.key).where(tables.states.c.key.in_(keys))))
-        rows = {s.key: {"key": s.key, "parent": s.parent, "data": s.delta} for s in states if s.key not in known}
-        if rows:
-            connection.execute(tables.states.insert(), list(rows.values()))
 
     def _check_last(self, connection: sql.Connection, item: str, last: int) -> None:
         column = tables.events.c

@@ -6,7 +6,8 @@ the main stem. When the head moves to another branch, the abandoned branch gets 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -145,6 +146,14 @@ class Tree:
         opening = Instructions(text=self.opening["policy"], tools=self.tools)
         return (opening, *(turn for node in self.path(id) for turn in node.turns))
 
+    def _copy(self) -> Tree:
+        """Return a tree that changes without this one."""
+        found = copy.copy(self)
+        found.nodes, found.reasons, found.comments = dict(self.nodes), dict(self.reasons), list(self.comments)
+        found.flags = {node: set(errors) for node, errors in self.flags.items()}
+        found._visited = set(self._visited)
+        return found
+
     def _move(self, target: int, reason: Reason) -> None:
         """Make `target` the head. The branch that leaves the main stem gets the reason."""
         before, after = [n.id for n in self.path()], {n.id for n in self.path(target)}
@@ -161,6 +170,9 @@ class Tree:
     def _apply(self, event: Event) -> None:
         payload = event.payload
         match event.kind:
+            case EventKind.NODE if payload["parent"] == self.head:  # most events; the general case takes the whole path
+                self._visited.add(event.sequence)
+                self.head = event.sequence
             case EventKind.NODE:
                 self._move(event.sequence, Reason(kind=payload.get("cause", "reverted"), text=payload.get("reason", "")))
             case EventKind.MOVED:
@@ -174,39 +186,75 @@ class Tree:
                 (flags.add if payload["on"] else flags.discard)(payload["error"])
 
 
-def fold(events: Sequence[Event]) -> Tree:
-    """Return the tree of a log.
+@dataclass(frozen=True)
+class Log:
+    """Hold the events of an item and the tree that they describe. Nothing in it changes, so threads may read it.
+
+    Attributes:
+        done, undone: the groups of events that count, and those that `redo` brings back.
+    """
+
+    events: tuple[Event, ...]
+    tree: Tree
+    done: tuple[tuple[Event, ...], ...] = ()
+    undone: tuple[tuple[Event, ...], ...] = ()
+
+    def extended(self, events: Sequence[Event]) -> Log:
+        """Return the log with more events. The cost depends on the new events; undo and redo compute the tree again.
+
+        Raises:
+            AnnotationError: the log gets a gap, or moves to nodes that do not exist.
+        """
+        tree = self.tree._copy()
+        done, undone, is_undone = list(self.done), list(self.undone), False
+        for number, event in enumerate(events, start=len(self.events)):
+            if event.sequence != number:
+                raise AnnotationError(f"event {number} of a log has the number {event.sequence}; a part is missing")
+            tree.sequence = number
+            if event.kind is EventKind.NODE:
+                tree.nodes[number] = _node(event, tree)
+            if event.kind in (EventKind.UNDO, EventKind.REDO):
+                source, target = (done, undone) if event.kind is EventKind.UNDO else (undone, done)
+                if source:
+                    target.append(source.pop())
+                    is_undone = True
+                continue
+            if done and done[-1][0].group == event.group:
+                done[-1] = (*done[-1], event)
+            else:
+                done.append((event,))
+            undone.clear()
+            if not is_undone:
+                tree._apply(event)
+        if is_undone:
+            tree = _again(tree, done)
+        tree.can_undo, tree.can_redo = bool(done), bool(undone)
+        return Log((*self.events, *events), tree, tuple(done), tuple(undone))
+
+
+def read_log(events: Sequence[Event]) -> Log:
+    """Return the log of an item's events.
 
     Raises:
         AnnotationError: the log is empty, has gaps, or moves to nodes that do not exist.
     """
-    if not events or events[0].kind is not EventKind.OPENED:
-        raise AnnotationError("a log begins with the event 'opened'")
-    tree = Tree(opening=events[0].payload, sequence=len(events) - 1)
-    done: list[list[Event]] = []
-    undone: list[list[Event]] = []
-    for number, event in enumerate(events[1:], start=1):
-        if event.sequence != number:
-            raise AnnotationError(f"event {number} of a log has the number {event.sequence}; a part is missing")
-        if event.kind is EventKind.UNDO and done:
-            undone.append(done.pop())
-        elif event.kind is EventKind.REDO and undone:
-            done.append(undone.pop())
-        elif event.kind not in (EventKind.UNDO, EventKind.REDO):
-            if not done or done[-1][0].group != event.group:
-                done.append([])
-            done[-1].append(event)
-            undone.clear()
-        if event.kind is EventKind.NODE:
-            tree.nodes[event.sequence] = _node(event, tree)
-    for event in _flat(done):
-        tree._apply(event)
-    tree.can_undo, tree.can_redo = bool(done), bool(undone)
-    return tree
+    if not events or events[0].kind is not EventKind.OPENED or events[0].sequence != 0:
+        raise AnnotationError("a log begins with the event 'opened', which has the number 0")
+    return Log((events[0],), Tree(opening=events[0].payload)).extended(events[1:])
 
 
-def _flat(groups: Iterable[Iterable[Event]]) -> Iterable[Event]:
-    return (event for group in groups for event in group)
+def fold(events: Sequence[Event]) -> Tree:
+    """Return the tree of a log. Raises as `read_log`."""
+    return read_log(events).tree
+
+
+def _again(tree: Tree, done: Sequence[Sequence[Event]]) -> Tree:
+    """Return a tree with the same nodes in which only the events of `done` count."""
+    found = Tree(opening=tree.opening, nodes=tree.nodes, sequence=tree.sequence)
+    for group in done:
+        for event in group:
+            found._apply(event)
+    return found
 
 
 def _node(event: Event, tree: Tree) -> Node:
