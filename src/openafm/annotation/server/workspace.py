@@ -119,7 +119,7 @@ class Workspace:
             "is_running": self.is_running(item.id),
             "stem": [node.id for node in tree.path()],
             "nodes": _nodes(tree, names),
-            "comments": [each | {"person": names.get(each["person"] or "", "")} for each in tree.comments if each["node"] == 0],
+            "comments": _comments(tree, 0, names),
             "flags": sorted(tree.flags.get(0, ())),
             "can_undo": tree.can_undo,
             "can_redo": tree.can_redo,
@@ -153,10 +153,12 @@ def _nodes(tree: Tree, names: Mapping[str, str]) -> list[dict[str, Any]]:
             "model": node.model,
             "person": names.get(node.person or "", ""),
             "reason": {"kind": reason.kind, "text": reason.text} if (reason := tree.reasons.get(node.id)) else None,
-            "comments": [
-                each | {"person": names.get(each["person"] or "", "")} for each in tree.comments if each["node"] == node.id
-            ],
+            "comments": _comments(tree, node.id, names),
             "flags": sorted(tree.flags.get(node.id, ())),
         }
         for node in tree.nodes.values()
     ]
+
+
+def _comments(tree: Tree, node: int, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [each | {"person": names.get(each["person"] or "", "")} for each in tree.comments if each["node"] == node]
