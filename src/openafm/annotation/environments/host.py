@@ -96,7 +96,8 @@ class ToolHost:
         self._start, self._seed, self._max_characters = start, seed, max_characters
         self.definitions: dict[str, ToolDefinition] = {name: tool.definition() for name, tool in self._tools.items()}
         self._validators = {name: Validator(each.parameters) for name, each in self.definitions.items()}
-        self._image, self._db = b"", sqlite3.connect(":memory:")
+        self._image: bytes | bytearray = b""
+        self._db = sqlite3.connect(":memory:")
 
     def load(self, image: bytes | bytearray) -> None:
         """Replace the database."""
