@@ -35,7 +35,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*COMMAND, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["mesh"] == {"replicate": 32, "shard": 4, "expert": 8, "track": 8}
+    assert plan["mesh"] == {"replicate": 32, "context": 1, "shard": 4, "expert": 8, "track": 8}
     assert plan["chip"]["memory"] == 95 << 30
     assert plan["fits"] is True
     assert plan["memory_per_device"]["peak"] < 95 << 30

@@ -32,6 +32,10 @@ def plan(
     ] = 1,
     memory: Annotated[str | None, typer.Option(help="Memory of a device, such as 95GiB; default: the chip's.")] = None,
     shard: Annotated[int | None, typer.Option(help="Devices on the shard axis (FSDP); default: chosen.")] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Devices that divide the positions of each row; default: 1, or more if no layout fits with 1."),
+    ] = None,
     track: Annotated[int | None, typer.Option(help="Devices on the track axis; default: chosen.")] = None,
     expert: Annotated[int | None, typer.Option(help="Devices on the expert axis; default: chosen.")] = None,
     rows_per_step: Annotated[
@@ -89,7 +93,7 @@ def plan(
             ActivationCheckpointingConfig(keep_attention=keep_attention) if recompute or keep_attention else None
         ),
     )
-    axes = Axes(shard=shard, expert=expert, track=track)
+    axes = Axes(context=context, shard=shard, expert=expert, track=track)
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
     traced = None
     if trace:
@@ -130,9 +134,11 @@ def _chip(chip: Chip, memory: str | None, flops: dict[str, float], inside: float
 
 
 def _print(size: str, plan: Plan) -> None:
+    from openafm.training.planning.search import layout_name
+
     facts, chip, work = plan.to_dict(), plan.chip, plan.workload
     trained = plan.flops_per_step / plan.tokens_per_step
-    mesh = " x ".join(f"{name} {count:,}" for name, count in plan.shape.axes.items())
+    mesh = layout_name(plan.shape)
     print_table(
         ("", ""),
         [

@@ -25,6 +25,25 @@ class Origin(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowPart:
+    """The place of a batch in longer rows, whose positions several ranks divide.
+
+    Attributes:
+        index, count: part number `index` of `count` equal parts.
+        row_tokens: tokens of a whole row; `documents` are those of whole rows.
+        targets_B: positions of each whole row that count in the loss.
+        is_silent: no position of this part counts in the loss; one is in the loss mask, so that the part has an output.
+    """
+
+    index: int
+    count: int
+    row_tokens: int
+    documents: tuple[Span, ...]
+    targets_B: npt.NDArray[np.int64]
+    is_silent: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """The rows of one rank for one step.
 
@@ -37,6 +56,7 @@ class Batch:
         embedding_spans: positions whose token embeddings are replaced, such as those of an image.
         images: the views of each image of `embedding_spans` (`EmbeddingSpan.image`), uint8 [views, side, side, 3]; views
             share the span's tokens equally, in order.
+        row_part: which positions of whole rows the batch holds; None for whole rows.
     """
 
     tokens_BS: npt.NDArray[np.int64]
@@ -47,6 +67,7 @@ class Batch:
     token_fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     embedding_spans: tuple[EmbeddingSpan, ...] = ()
     images: Mapping[ImageKey, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    row_part: RowPart | None = None
 
     @property
     def num_rows(self) -> int:
@@ -80,6 +101,38 @@ class Batch:
             token_fields={name: values_BS[rows] for name, values_BS in self.token_fields.items()},
             embedding_spans=spans,
             images={span.image: self.images[span.image] for span in spans if span.image in self.images},
+        )
+
+    def part_of_rows(self, index: int, count: int) -> Batch:
+        """Return part number `index` of `count` equal parts of the positions of each row, for rows without images.
+
+        A part without targets has one in its mask if the batch has any, and is marked as silent.
+        """
+        row_tokens = self.tokens_BS.shape[1]
+        length = row_tokens // count
+        start, stop = index * length, (index + 1) * length
+        loss_mask_BS = self.loss_mask_BS[:, start:stop]
+        is_silent = self.num_targets > 0 and not loss_mask_BS.any()
+        if is_silent:
+            loss_mask_BS = np.zeros_like(loss_mask_BS)
+            loss_mask_BS[0, 0] = True
+        held = [place for place, span in enumerate(self.documents) if span.start < stop and span.stop > start]
+        cut = [(self.documents[place], max(self.documents[place].start, start)) for place in held]
+        return Batch(
+            tokens_BS=self.tokens_BS[:, start:stop],
+            targets_BS=self.targets_BS[:, start:stop],
+            loss_mask_BS=loss_mask_BS,
+            documents=tuple(Span(span.row, first - start, min(span.stop, stop) - start) for span, first in cut),
+            origins=tuple(self.origins[place] for place in held) if self.origins else (),
+            token_fields={name: values_BS[:, start:stop] for name, values_BS in self.token_fields.items()},
+            row_part=RowPart(
+                index=index,
+                count=count,
+                row_tokens=row_tokens,
+                documents=self.documents,
+                targets_B=self.loss_mask_BS.sum(1),
+                is_silent=is_silent,
+            ),
         )
 
     def microbatches(self, num_rows: int | None, max_rows: int = 0) -> list[Batch]:

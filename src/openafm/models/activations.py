@@ -25,7 +25,8 @@ class Microbatch:
     """What a device computes at once: `num_rows` rows of `row_tokens` tokens, full of documents of `document_tokens`.
 
     `number_bytes` is the width of the precision. `attention_bytes` is that of attention, which is fp32 on a CPU. A row has
-    `row_images` images.
+    `row_images` images. With `parts` above 1 the tokens are one of that many parts of longer rows, whose keys and values
+    come from other devices.
     """
 
     num_rows: int
@@ -34,6 +35,7 @@ class Microbatch:
     number_bytes: int
     attention_bytes: int
     row_images: int = 0
+    parts: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +46,14 @@ class Microbatch:
         """Lengths of the documents of all rows."""
         whole, rest = divmod(self.row_tokens, self.document_tokens)
         return self.num_rows * ((self.document_tokens,) * whole + ((rest,) if rest else ()))
+
+
+def past_tokens(window: int | None, batch: Microbatch) -> int:
+    """Return how many positions of other parts of the rows a layer gets keys and values of."""
+    if batch.parts == 1:
+        return 0
+    of_a_row = window - 1 if window is not None and window <= batch.row_tokens else (batch.parts - 1) * batch.row_tokens
+    return batch.num_rows * of_a_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +84,11 @@ def attention_bytes(
     if has_norms:
         per_position += MASTER_BYTES * (queries + num_heads)
         per_position += MASTER_BYTES * (keys + num_kv_heads) * is_own
+    window = mask.window if isinstance(mask, CausalMask | PrefixMask) else None
     is_widened = batch.attention_bytes != batch.number_bytes  # then every layer saves a copy of the keys and values it reads
     saved = tracks * batch.num_tokens * per_position
+    if is_own or is_widened:
+        saved += tracks * batch.attention_bytes * 2 * past_tokens(window, batch) * keys
     for length, times in Counter(batch.documents).items():
         call = _saved_by_call(length, mask, is_widened)
         of_a_track = 2 * call.queries * queries + 2 * call.keys * keys * (is_own or is_widened)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm, stack_tracks
+from openafm.models.row_parts import KeyValueExchange
 from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
 from openafm.models.transfer import to_device
@@ -66,12 +67,16 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A language model built from a `DecoderConfig`. Weights are fp32 masters; it computes in `compute_dtype`."""
+    """A language model built from a `DecoderConfig`. Weights are fp32 masters; it computes in `compute_dtype`.
+
+    Under context parallelism `key_value_exchange` connects the ranks that divide the positions of rows.
+    """
 
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
+        self.key_value_exchange: KeyValueExchange | None = None
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.dim))
         self.layers = nn.ModuleList(
             Layer(layer, config.dim, index, config.norm_eps) for index, layer in enumerate(config.layers)

@@ -380,6 +380,7 @@ class TrainerConfig(Config):
             self.data.row_tokens <= self.model.context_length,
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
         )
+        self._check_context()
         experts = [layer.feed_forward for layer in self.model.layers if isinstance(layer.feed_forward, ExpertsConfig)]
         self.require(
             self.adapter is not None or all(one.router.learns_from_loss for one in experts),
@@ -410,3 +411,20 @@ class TrainerConfig(Config):
             "adapter.start must be ZeroStart: training starts from zero or from the bundle's adapter, and only compression "
             "starts adapters from singular vectors",
         )
+
+    def _check_context(self) -> None:
+        """Check that the rows of the run can be divided."""
+        context = self.parallel.context
+        if context == 1:
+            return
+        self.require(
+            self.objective.DIVIDES_ROWS,
+            f"parallel.context divides rows, and {type(self.objective).__name__} needs whole rows; leave context at 1, or "
+            "train with NextTokenConfig",
+        )
+        for loader in (self.data, *([] if self.evaluation is None else [self.evaluation.data])):
+            self.require(
+                loader.row_tokens % context == 0,
+                f"rows of {loader.row_tokens} tokens do not divide into {context} equal parts; choose row_tokens and "
+                "parallel.context that divide",
+            )

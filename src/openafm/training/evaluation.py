@@ -30,7 +30,10 @@ class Evaluator:
         parallelism.processes.run_on_all(lambda: config.data.prepare(*machine_share()))
         loader = parallelism.processes.run_on_all(lambda: config.data.build(rank, world, verification="first_use"))
         batches = [loader.batch(step) for step in range(config.num_batches)]
-        self._by_source = {source.name: [_rows_of(batch, source.name) for batch in batches] for source in loader.sources}
+        self._by_source = {
+            source.name: [parallelism.part_of_rows(_rows_of(batch, source.name)) for batch in batches]
+            for source in loader.sources
+        }
 
     @torch.no_grad()
     def losses(self, state: TrainingState) -> dict[str, float]:

@@ -129,7 +129,9 @@ class Trainer:
         """
         accumulator = LossAccumulator()
         model, parallelism = self.state.model, self.state.parallelism
-        microbatches = batch.microbatches(self.config.microbatch_rows, self.source.max_rows)
+        microbatches = [
+            parallelism.part_of_rows(rows) for rows in batch.microbatches(self.config.microbatch_rows, self.source.max_rows)
+        ]
         for index, microbatch in enumerate(microbatches):
             losses = parallelism.losses(self.objective, model, microbatch)
             if losses.total.requires_grad:

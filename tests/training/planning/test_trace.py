@@ -47,6 +47,21 @@ def traced(plan: Plan, axis: str, kind: str, trace: StepTrace) -> int:
     return sum(found.count for found in trace.collectives if (found.axis, found.kind) == (axis, kind))
 
 
+def test_rows_are_divided_inside_a_slice() -> None:
+    """Windows get the end of the previous part, other layers whole rows; the planned bytes are near the traced."""
+    plan = planned(Axes(context=2, shard=2, expert=1, track=4), activation_checkpointing=ActivationCheckpointingConfig())
+    trace = trace_step(plan)
+    calls = {c.kind: c.count for c in plan.collectives if c.axis == "context"}
+    found = {c.kind: c for c in trace.collectives if c.axis == "context"}
+    # Two layers with experts also sum the shares of their experts.
+    assert {kind: c.count for kind, c in found.items()} == {**calls, "all-reduce": 2}
+    assert not any(c.crosses_slices for c in found.values())
+    half = plan.shape.context / (plan.shape.context - 1)
+    (gather,) = [c for c in plan.collectives if (c.axis, c.kind) == ("context", "all-gather")]
+    assert found["all-gather"].bytes == half * gather.inside
+    assert plan.memory.peak == pytest.approx(trace.peak, rel=0.15)
+
+
 @pytest.fixture(scope="module")
 def divided() -> tuple[Plan, StepTrace]:
     plan = planned(Axes(shard=2, expert=2, track=4))

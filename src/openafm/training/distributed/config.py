@@ -8,6 +8,8 @@ from openafm.core.config import Config
 from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
+from openafm.models.masks import CausalMask
+from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
 class MeshError(UsageError):
@@ -20,6 +22,7 @@ class MeshShape:
 
     slices: int
     replicate: int
+    context: int = 1
     shard: int
     expert: int
     track: int
@@ -27,26 +30,48 @@ class MeshShape:
     @property
     def axes(self) -> dict[str, int]:
         """Return the sizes by name, slowest axis first."""
-        return {"replicate": self.replicate, "shard": self.shard, "expert": self.expert, "track": self.track}
+        inner = {"shard": self.shard, "expert": self.expert, "track": self.track}
+        return {"replicate": self.replicate, "context": self.context, **inner}
+
+    @property
+    def weight_axes(self) -> dict[str, int]:
+        """Return the axes as weights are divided: copies along `replicate` and `context` are one axis."""
+        return {"replicate": self.copies, "shard": self.shard, "expert": self.expert, "track": self.track}
+
+    @property
+    def copies(self) -> int:
+        """Return the number of copies of the model."""
+        return self.replicate * self.context
 
     @property
     def world(self) -> int:
-        return self.replicate * self.shard * self.expert * self.track
+        return self.copies * self.shard * self.expert * self.track
 
     @property
     def data_world(self) -> int:
-        """Return the number of data ranks: groups along `track` read the same rows."""
+        """Return the number of data ranks: groups along `context` and `track` read the same rows."""
         return self.replicate * self.shard * self.expert
+
+    def data_rank(self, rank: int) -> int:
+        """Return which of the data ranks a process is."""
+        within = self.shard * self.expert
+        return rank // (self.context * within * self.track) * within + rank // self.track % within
+
+    def context_rank(self, rank: int) -> int:
+        """Return which part of the positions of its rows a process computes."""
+        return rank // (self.shard * self.expert * self.track) % self.context
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(Config):
     """The axes of the mesh of processes.
 
-    Processes along `track` read the same rows, all others different ones.
+    Processes along `context` and `track` read the same rows, all others different ones.
 
     Attributes:
         replicate: copies of the model; None takes the remaining processes.
+        context: processes that divide the positions of each row, with a copy of the weights each; for rows that are too
+            long for one process.
         shard: shards of weights, gradients and optimizer state (FSDP).
         expert: processes that divide the experts.
         track: processes that divide the tracks.
@@ -55,13 +80,14 @@ class ParallelConfig(Config):
     """
 
     replicate: int | None = None
+    context: int = 1
     shard: int = 1
     expert: int = 1
     track: int = 1
     slices: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "shard", "expert", "track", "slices"):
+        for name in ("replicate", "context", "shard", "expert", "track", "slices"):
             size = getattr(self, name)
             self.require(size is None or size > 0, f"{name} must be at least 1, got {size}")
 
@@ -76,8 +102,10 @@ class ParallelConfig(Config):
         Raises:
             MeshError: the axes do not fill the processes, or one other than `replicate` would cross slices.
         """
-        inner = self.shard * self.expert * self.track
+        inner = self.context * self.shard * self.expert * self.track
         axes = f"shard {self.shard} x expert {self.expert} x track {self.track}"
+        if self.context > 1:
+            axes = f"context {self.context} x {axes}"
         if num_devices % self.slices:
             raise MeshError(
                 f"{num_devices} processes do not divide into {self.slices} slices; start the same number in each"
@@ -99,14 +127,24 @@ class ParallelConfig(Config):
                 f"{axes} would cross slices of {within} processes and exchange weights or states between slices in every "
                 f"layer; choose axes whose product divides {within}, so that only replicate crosses slices"
             )
-        return MeshShape(slices=self.slices, replicate=replicate, shard=self.shard, expert=self.expert, track=self.track)
+        return MeshShape(
+            slices=self.slices,
+            replicate=replicate,
+            context=self.context,
+            shard=self.shard,
+            expert=self.expert,
+            track=self.track,
+        )
 
     def check_model(self, model: DecoderConfig) -> None:
         """Check that the axes divide the model.
 
         Raises:
-            MeshError: the tracks or experts do not divide, or the model has none.
+            MeshError: the tracks or experts do not divide, or the model has none; context with another mask than a causal
+                one, or with images.
         """
+        if self.context > 1:
+            _check_context(model)
         if self.track > 1 and model.tracks is None:
             raise MeshError(f"trainer.parallel.track is {self.track}, but the model has no tracks; leave it at 1")
         if model.num_tracks % self.track:
@@ -123,3 +161,17 @@ class ParallelConfig(Config):
                     f"{num_experts} experts do not divide over {self.expert} processes; trainer.parallel.expert must divide "
                     "them"
                 )
+
+
+def _check_context(model: DecoderConfig) -> None:
+    if isinstance(model, MultimodalConfig):
+        raise MeshError(
+            "trainer.parallel.context divides rows of text, but the model reads images, whose positions see later ones; "
+            "leave context at 1 and use shard"
+        )
+    for layer in model.layers:
+        if not isinstance(layer.attention.mask, CausalMask):
+            raise MeshError(
+                f"trainer.parallel.context needs causal attention, the model has a {type(layer.attention.mask).__name__}; "
+                "leave context at 1"
+            )

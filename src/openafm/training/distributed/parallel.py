@@ -23,6 +23,7 @@ from torch.nn import Parameter
 from openafm.core.errors import UsageError
 from openafm.data.batch import Batch
 from openafm.models.config import DecoderConfig
+from openafm.models.context_parallel import GroupKeyValueExchange
 from openafm.models.decoder import Decoder
 from openafm.models.expert_parallel import share_experts
 from openafm.models.experts import Experts, Router
@@ -56,7 +57,8 @@ class Parallelism:
 
     Attributes:
         shape: the sizes of the axes.
-        mesh: the processes along `replicate`, `shard`, `expert`, `track`, in this order; None for a single process.
+        mesh: the processes along `replicate` and `context` together, `shard`, `expert`, `track`, in this order; None for a
+            single process.
         data_rank, data_world: the rows of a step that this process reads.
 
     Raises:
@@ -67,9 +69,10 @@ class Parallelism:
         self.processes, self.rank, self.world, self.is_main = processes, processes.rank, processes.world, processes.is_main
         self.shape: MeshShape = config.shape(processes.world)
         config.check_model(model)
-        self.data_rank, self.data_world = self.rank // self.shape.track, self.shape.data_world
+        self.data_rank, self.data_world = self.shape.data_rank(self.rank), self.shape.data_world
         self.mesh: DeviceMesh | None = None
         self._host_mesh: DeviceMesh | None = None
+        self._context: dist.ProcessGroup | None = None
         self._layouts: dict[str, ParameterLayout] = {}
         self._sharded: dict[str, tuple[Parameter, Parameter]] = {}  # FSDP's parameter, and a view of its local shard
         self._whole: dict[str, Parameter] = {}
@@ -85,24 +88,27 @@ class Parallelism:
         def mesh_of(where: str, **axes: int) -> DeviceMesh:
             return init_device_mesh(where, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
-        self.mesh = mesh_of(device, **shape.axes)
-        self._host_mesh = self.mesh if device == "cpu" else mesh_of("cpu", **shape.axes)
+        self.mesh = mesh_of(device, **shape.weight_axes)
+        self._host_mesh = self.mesh if device == "cpu" else mesh_of("cpu", **shape.weight_axes)
         dense_shard, inner = shape.shard * shape.expert, shape.expert * shape.track
-        self._dense_mesh = mesh_of(device, replicate=shape.replicate, shard=dense_shard, track=shape.track)
-        self._data = mesh_of(device, data=shape.data_world, track=shape.track).get_group("data")
-        self._expert_data = mesh_of(device, data=shape.replicate * shape.shard, inner=inner).get_group("data")
+        self._dense_mesh = mesh_of(device, replicate=shape.copies, shard=dense_shard, track=shape.track)
+        self._data = mesh_of(device, data=shape.copies * dense_shard, track=shape.track).get_group("data")
+        self._expert_data = mesh_of(device, data=shape.copies * shape.shard, inner=inner).get_group("data")
+        if shape.context > 1:
+            context_mesh = mesh_of(device, outer=shape.replicate, context=shape.context, inner=dense_shard * shape.track)
+            self._context = context_mesh.get_group("context")
 
-    def group_names(self) -> dict[tuple[int, ...], str]:
-        """Return the names of the axes by the ranks of this process's groups; of groups with equal ranks, the first."""
+    def group_names(self) -> dict[str | tuple[int, ...], str]:
+        """Return the names of the axes by this process's groups, and by their ranks; of equal ranks, the first group's."""
         if self.mesh is None:
             return {}
-        groups = {axis: self.mesh.get_group(axis) for axis in self.shape.axes}
+        groups = {axis: self.mesh.get_group(axis) for axis in self.shape.weight_axes}
         groups |= {"shard+expert": self._dense_mesh.get_group("shard")}
         groups |= {"data": self._data, "data of experts": self._expert_data}
-        names: dict[tuple[int, ...], str] = {}
+        names: dict[str | tuple[int, ...], str] = {}
         for name, group in groups.items():
             names.setdefault(tuple(dist.get_process_group_ranks(group)), name)
-        return names
+        return names if self._context is None else {self._context.group_name: "context", **names}
 
     def apply(self, model: Decoder, device: torch.device | str) -> dict[str, Parameter]:
         """Reduce the whole model, with equal weights on every process, to this process's part, and move it to `device`.
@@ -127,13 +133,15 @@ class Parallelism:
         return {name: self._sharded[name][1] if name in self._sharded else parameter for name, parameter in learning.items()}
 
     def divide(self, model: Decoder) -> None:
-        """Keep this process's tracks and experts of the model, and shard the rest with FSDP."""
+        """Keep this process's tracks and experts of the model, exchange keys and values, and shard the rest with FSDP."""
         if self.mesh is None:
             return
         if self.shape.track > 1:
             share_tracks(model, self.mesh.get_group("track"))
         if self.shape.expert > 1:
             share_experts(model, self.mesh.get_group("expert"))
+        if self._context is not None:
+            model.key_value_exchange = GroupKeyValueExchange(self._context)
         self._layouts = self._partition(model)
         if isinstance(model, ClipModel):
             model.gather = partial(gather_vectors, group=self._data)
@@ -168,7 +176,7 @@ class Parallelism:
         from openafm.training.distributed.fully_sharded import shard
 
         layouts = {parameter: self._layouts[name] for name, parameter in model.named_parameters()}
-        axes = ("replicate", "shard") if self.shape.replicate > 1 else ("shard",)
+        axes = ("replicate", "shard") if self.shape.copies > 1 else ("shard",)
         shard(
             model,
             {parameter: layout.shard_dim for parameter, layout in layouts.items() if layout.shard_dim is not None},
@@ -188,11 +196,19 @@ class Parallelism:
         if self._is_sharded:
             cast("FSDPModule", model).set_requires_all_reduce(is_last)
 
+    def part_of_rows(self, batch: Batch) -> Batch:
+        """Return the part of the rows whose positions this process computes: all of them without context parallelism."""
+        context = self.shape.context
+        return batch if context == 1 else batch.part_of_rows(self.shape.context_rank(self.rank), context)
+
     def losses(self, objective: Objective, model: Decoder, batch: Batch) -> Losses:
-        """Return the losses of a batch. A process without targets runs a dummy batch, so that collectives match."""
+        """Return the losses of a batch, a part of `part_of_rows`.
+
+        A process without targets runs a dummy batch, so that collectives match.
+        """
         if self.mesh is None or batch.num_targets:
             return objective(model, batch)
-        losses = objective(model, dummy_batch(batch))
+        losses = objective(model, self.part_of_rows(dummy_batch(batch)))
         return Losses(
             total=losses.total * 0,
             count=0,
@@ -281,7 +297,7 @@ class Parallelism:
         return tensor if self.mesh is None else cast("DTensor", tensor).to_local()
 
     def placements(self, name: str, ndim: int) -> tuple[Placement, ...]:
-        """Return a parameter's placements along `replicate`, `shard`, `expert`, `track`; scalars are replicated."""
+        """Return a parameter's placements along the axes of `mesh`; scalars are replicated."""
         from torch.distributed.tensor import Replicate, Shard
 
         layout = self._layouts[name]
@@ -330,8 +346,9 @@ def gather_vectors(x_IE: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, int]
 
 
 def dummy_batch(batch: Batch) -> Batch:
-    """Return a batch of one row with one token in the loss, with the row length and the token fields of `batch`."""
-    tokens_BS = np.zeros((1, batch.tokens_BS.shape[1]), dtype=np.int64)
+    """Return a batch of one row with one token in the loss, with the whole row length and the token fields of `batch`."""
+    row_tokens = batch.tokens_BS.shape[1] if batch.row_part is None else batch.row_part.row_tokens
+    tokens_BS = np.zeros((1, row_tokens), dtype=np.int64)
     loss_mask_BS = np.zeros_like(tokens_BS, dtype=np.bool_)
     loss_mask_BS[0, 0] = True
     return Batch(

@@ -16,10 +16,11 @@ from torch.nn.utils import parametrize
 
 from openafm.data.batch import Batch
 from openafm.models.accounting import training_flops
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention_context import BatchContext, PackedDocuments
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.experts import observed_routing
+from openafm.models.row_parts import RowPartContext
 from openafm.models.transfer import to_device
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.objectives.config import RoutingLossConfig
@@ -63,7 +64,7 @@ class TargetStates:
     """The hidden states at the positions of a batch that carry loss.
 
     `x_ND` is the input of the head, `head_weight_VD` its weight. `indices_N` are positions in the flattened batch,
-    `targets_N` the tokens that follow. `flops` counts forward and backward.
+    `targets_N` the tokens that follow. `flops` counts forward and backward. The losses of a silent part of rows are zeros.
     """
 
     x_ND: Tensor
@@ -72,12 +73,15 @@ class TargetStates:
     targets_N: Tensor
     routing: RoutingLosses
     flops: int
+    is_silent: bool = False
 
     def losses(self, total: Tensor, parts: Mapping[str, Tensor], teacher_flops: int = 0) -> Losses:
         """Return the losses of these positions plus the auxiliary losses of the routing."""
+        if self.is_silent:
+            total, parts = total * 0, {name: part * 0 for name, part in parts.items()}
         return Losses(
             total=total + self.routing.total,
-            count=len(self.indices_N),
+            count=0 if self.is_silent else len(self.indices_N),
             parts={**parts, **self.routing.parts},
             flops=self.flops + teacher_flops,
             expert_tokens=self.routing.tokens_TE,
@@ -93,23 +97,45 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     device = model.device
     indices_N = target_indices(batch)
     device_indices_N = to_device(indices_N, device)
-    num_rows, row_length = batch.tokens_BS.shape
     images = {key: torch.tensor(views) for key, views in batch.images.items()}
     inserted = model.embed_images(batch.embedding_spans, images)
-    context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
+    context = _context(model, batch, device)
     # Cached so that quantization-aware training rounds the embedding once, not at each use.
     with observed_routing(model) as seen, parametrize.cached():
         x_1ND = model.hidden_at(to_device(batch.tokens_BS, device), context, indices_N, inserted)
         head_weight_VD = model.head_weight
-    lengths = [span.stop - span.start for span in batch.documents]
     return TargetStates(
         x_ND=x_1ND[0],
         head_weight_VD=head_weight_VD,
         indices_N=device_indices_N,
         targets_N=to_device(batch.targets_BS[batch.loss_mask_BS], device),
-        routing=routing_losses(routing, model.config, seen, batch, device_indices_N, model.sum_over_tracks),
-        flops=training_flops(model.config, lengths, len(indices_N)) + image_flops(model.config, batch),
+        routing=routing_losses(
+            routing, model.config, seen, batch, device_indices_N, model.sum_over_tracks, _sum_over_parts(model)
+        ),
+        flops=_batch_flops(model.config, batch),
+        is_silent=batch.row_part is not None and batch.row_part.is_silent,
     )
+
+
+def _context(model: Decoder, batch: Batch, device: torch.device) -> BatchContext:
+    num_rows, row_length = batch.tokens_BS.shape
+    part, exchange = batch.row_part, model.key_value_exchange
+    if part is None or exchange is None:
+        return PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
+    return RowPartContext(part.documents, num_rows, part.row_tokens, part.index, part.count, exchange, device)
+
+
+def _sum_over_parts(model: Decoder) -> Callable[[Tensor], Tensor]:
+    return (lambda x: x) if model.key_value_exchange is None else model.key_value_exchange.sum
+
+
+def _batch_flops(config: DecoderConfig, batch: Batch) -> int:
+    """Return the operations of forward and backward pass; for a part of rows its share of the whole rows'."""
+    part = batch.row_part
+    documents = batch.documents if part is None else part.documents
+    num_targets, count = (batch.num_targets, 1) if part is None else (int(part.targets_B.sum()), part.count)
+    lengths = [span.stop - span.start for span in documents]
+    return training_flops(config, lengths, num_targets) // count + image_flops(config, batch)
 
 
 def image_flops(config: DecoderConfig, batch: Batch) -> int:

@@ -70,8 +70,11 @@ class ObjectiveConfig(Config, ABC):
     """Base of the training objectives.
 
     A subclass implements `build`. The other methods are hooks that a run calls in the order below. Their defaults do
-    nothing; an objective with a teacher or with prepared data overrides them.
+    nothing; an objective with a teacher or with prepared data overrides them. `DIVIDES_ROWS` is True if the losses of parts
+    of the positions of rows add up to those of whole rows.
     """
+
+    DIVIDES_ROWS: ClassVar[bool] = False
 
     @abstractmethod
     def build(self) -> Objective:
@@ -130,6 +133,8 @@ class RoutingLossConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class NextTokenConfig(ObjectiveConfig):
     """Cross entropy of the next token at the positions of the loss mask."""
+
+    DIVIDES_ROWS: ClassVar[bool] = True
 
     routing: RoutingLossConfig = RoutingLossConfig()
 

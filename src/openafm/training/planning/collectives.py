@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openafm.models.activations import MASTER_BYTES
+from openafm.models.activations import MASTER_BYTES, Microbatch, past_tokens
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
+from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.device_memory import gathered_groups, shard_counts
 from openafm.training.planning.footprint import DecoderFootprint, Weights
@@ -41,15 +42,17 @@ def collectives(
     footprint: DecoderFootprint,
     shape: MeshShape,
     *,
-    microbatch_tokens: int,
+    batch: Microbatch,
     num_microbatches: int,
-    number_bytes: int,
+    recomputing: ActivationCheckpointingConfig | None = None,
 ) -> tuple[Collective, ...]:
-    """Return the collectives of a step, without sums of single numbers."""
-    states = _of_tracks(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
-    rows = _of_experts(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
-    weights = _of_weights(model, footprint, shape, num_microbatches, number_bytes)
-    return (*_of_copies(footprint, shape), *weights, *rows, *states)
+    """Return the collectives of a step of microbatches `batch`, without sums of single numbers."""
+    state_bytes = batch.num_tokens * model.dim * batch.number_bytes
+    states = _of_tracks(model, shape, state_bytes, num_microbatches)
+    rows = _of_experts(model, shape, state_bytes, num_microbatches)
+    weights = _of_weights(model, footprint, shape, num_microbatches, batch.number_bytes)
+    keys_values = _of_rows(model, shape, batch, num_microbatches, recomputing)
+    return (*_of_copies(footprint, shape), *weights, *keys_values, *rows, *states)
 
 
 def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
@@ -59,6 +62,44 @@ def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_mic
     count = 2 * num_microbatches * (len(model.layers) // model.tracks.block_depth)
     return [
         _inside("track", "all-reduce", "states at block ends", count, 2 * _ring(shape.track, count * state_bytes), False)
+    ]
+
+
+def _of_rows(
+    model: DecoderConfig,
+    shape: MeshShape,
+    batch: Microbatch,
+    num_microbatches: int,
+    recomputing: ActivationCheckpointingConfig | None,
+) -> list[Collective]:
+    """Return the exchanges of keys and values between the parts of rows, and of their gradients.
+
+    A layer that reads the keys and values of another one reuses what that one got. A recomputed layer gets them again.
+    """
+    if shape.context == 1:
+        return []
+    gathers = sums = sends = gathered = summed = sent = 0
+    of_a_head = model.num_tracks // shape.track * 2 * batch.number_bytes
+    for index, layer in enumerate(model.layers):
+        of_a_position = of_a_head * layer.attention.num_own_kv_heads * layer.attention.head_dim
+        if of_a_position == 0:
+            continue
+        again = recomputing is not None and recomputing.recomputes(index) and index < model.num_prefill_layers - 1
+        size = of_a_position * past_tokens(layer.attention.window, batch)
+        if layer.attention.window is None or layer.attention.window > batch.row_tokens:
+            gathers, sums = gathers + 1 + again, sums + 1
+            gathered, summed = gathered + (1 + again) * size, summed + size
+        else:
+            sends, sent = sends + 2 + again, sent + (2 + again) * size
+    found = [
+        ("all-gather", "keys and values", gathers, gathered),
+        ("reduce-scatter", "gradients of keys and values", sums, summed),
+        ("all-to-all", "keys and values of windows", sends, sent),
+    ]
+    return [
+        _inside("context", kind, what, num_microbatches * count, num_microbatches * size, False)
+        for kind, what, count, size in found
+        if count
     ]
 
 
@@ -104,12 +145,12 @@ def _of_weights(
 
 def _of_copies(footprint: DecoderFootprint, shape: MeshShape) -> list[Collective]:
     """Return the sums of gradients over the copies of the model, once a step: the only collectives across slices."""
-    found, shards, inner = [], shard_counts(shape), shape.replicate // shape.slices
+    found, shards, inner = [], shard_counts(shape), shape.copies // shape.slices
     for what, size, is_sharded in (
         ("gradients of weights", footprint.weights.dense // shards.dense, shards.dense > 1),
         ("gradients of experts", footprint.weights.experts // shards.experts, shards.experts > 1),
     ):
-        if shape.replicate == 1 or not size:
+        if shape.copies == 1 or not size:
             continue
         found.append(
             Collective(

@@ -69,12 +69,15 @@ class Workload:
     def rows(self, model: DecoderConfig, num_devices: int) -> int:
         return self.rows_per_step or max(1, num_devices // model.num_tracks)
 
-    def microbatch(self, num_rows: int, chip: Chip) -> Microbatch:
+    def microbatch(self, num_rows: int, chip: Chip, parts: int = 1) -> Microbatch:
+        """Return what a device computes at once, of rows whose positions are divided into `parts`."""
         number_bytes = NUMBER_BYTES[self.precision]
+        row_tokens = self.row_tokens // parts
         return Microbatch(
             num_rows=num_rows,
-            row_tokens=self.row_tokens,
-            document_tokens=min(self.document_tokens or self.row_tokens, self.row_tokens),
+            row_tokens=row_tokens,
+            document_tokens=min(self.document_tokens or row_tokens, row_tokens),
+            parts=parts,
             number_bytes=number_bytes,
             attention_bytes=4 if chip.attends_in_fp32 else number_bytes,
             row_images=self.row_images,
@@ -116,7 +119,7 @@ class Plan:
             tracks=self.model.num_tracks // self.shape.track,
             expert_ranks=self.shape.expert,
         )
-        microbatch = self.workload.microbatch(self.microbatch_rows, self.chip)
+        microbatch = self.workload.microbatch(self.microbatch_rows, self.chip, self.shape.context)
         return decoder_footprint(self.model, part, microbatch, self.workload.activation_checkpointing)
 
     @cached_property
@@ -138,9 +141,9 @@ class Plan:
             self.model,
             self.footprint,
             self.shape,
-            microbatch_tokens=self.microbatch_rows * self.workload.row_tokens,
+            batch=self.workload.microbatch(self.microbatch_rows, self.chip, self.shape.context),
+            recomputing=self.workload.activation_checkpointing,
             num_microbatches=self.num_microbatches,
-            number_bytes=NUMBER_BYTES[self.workload.precision],
         )
 
     @property
@@ -160,16 +163,28 @@ class Plan:
 
     @property
     def compute_seconds(self) -> float:
-        """Return the computing time of one device: the layers of its tracks, and the head, for all its rows."""
-        layers, head = self.flops_of_a_row
+        """Return the computing time of one device: the layers of its tracks, and the head, for all its rows.
+
+        With context parallelism it is the device with the last positions of rows, which see the most keys.
+        """
+        layers, head = self._flops_of_the_last_part(self.workload)
         recomputing = self.workload.activation_checkpointing
         num_layers = len(self.model.layers)
         num_recomputed = 0 if recomputing is None else sum(map(recomputing.recomputes, range(num_layers)))
         again = layers
         if recomputing is not None and recomputing.keep_attention:  # operations of a row of documents of one token each
-            again = _flops_of_a_row(self.model, replace(self.workload.microbatch(1, self.chip), document_tokens=1))[0]
+            again, _ = self._flops_of_the_last_part(replace(self.workload, document_tokens=1))
         layers_again = layers + again * num_recomputed / num_layers / 3
         return self.rows_per_device * (layers_again / self.shape.track + head) / self.peak_flops
+
+    def _flops_of_the_last_part(self, workload: Workload) -> tuple[int, int]:
+        """Return the operations of layers, and of head and images, for the last part of the positions of a row."""
+        row, parts = workload.microbatch(1, self.chip), self.shape.context
+        layers, head = _flops_of_a_row(self.model, row)
+        if parts == 1:
+            return layers, head
+        before = replace(row, row_tokens=row.row_tokens - row.row_tokens // parts)
+        return layers - _flops_of_a_row(self.model, before)[0], head // parts
 
     @property
     def peak_flops(self) -> float:

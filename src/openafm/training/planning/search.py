@@ -14,6 +14,7 @@ from openafm.training.planning.chips import GIB, Chip, PlanError
 from openafm.training.planning.plan import Plan, Workload
 
 MAX_DEVICES = 1 << 20  # in the search for a layout that fits
+CONTEXTS = (2, 4, 8, 16, 32)  # sizes of the context axis in this search
 
 
 class RowsNotDivisibleError(PlanError):
@@ -22,8 +23,9 @@ class RowsNotDivisibleError(PlanError):
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """Given sizes of the mesh's axes; None is chosen by the plan."""
+    """Given sizes of the mesh's axes; None is chosen by the plan, `context` only if no layout fits without it."""
 
+    context: int | None = None
     shard: int | None = None
     expert: int | None = None
     track: int | None = None
@@ -51,7 +53,7 @@ def make_plan(
     if num_devices < 1 or slices < 1:
         raise MeshError(f"devices and slices must be at least 1, got {num_devices} and {slices}")
     if not axes.are_open:
-        shape = _shape(model, num_devices, slices, axes)
+        shape = _shape(model, num_devices, slices, axes, workload.row_tokens)
         plan = _largest_microbatch(_laid_out(model, chip, shape, workload))
         if not plan.fits:
             raise PlanError(_excess(plan) + _smallest_fit(model, num_devices, chip, workload, slices))
@@ -59,6 +61,7 @@ def make_plan(
     layouts = list(_layouts(model, num_devices, chip, workload, axes, slices))
     if not layouts:
         raise _no_layout(model, num_devices, workload, axes, slices)
+    layouts = _with_context_if_needed(layouts, model, num_devices, chip, workload, axes, slices)
     fitting = [plan for plan in layouts if plan.fits]
     if not fitting:
         least = min(layouts, key=lambda plan: plan.memory.peak)
@@ -67,7 +70,24 @@ def make_plan(
     return replace(best, why=_why(best, fitting, len(layouts)))
 
 
-def _shape(model: DecoderConfig, num_devices: int, slices: int, axes: Axes) -> MeshShape:
+def _with_context_if_needed(
+    layouts: list[Plan], model: DecoderConfig, num_devices: int, chip: Chip, workload: Workload, axes: Axes, slices: int
+) -> list[Plan]:
+    """Return the layouts, or those with the smallest context axis with which one fits, if none fits without it."""
+    if axes.context is not None or any(plan.fits for plan in layouts):
+        return layouts
+    for context in CONTEXTS:
+        divided = list(_layouts(model, num_devices, chip, workload, replace(axes, context=context), slices))
+        if any(plan.fits for plan in divided):
+            return divided
+    return layouts
+
+
+def _shape(model: DecoderConfig, num_devices: int, slices: int, axes: Axes, row_tokens: int) -> MeshShape:
+    if axes.context is not None and row_tokens % axes.context:
+        raise MeshError(
+            f"rows of {row_tokens:,} tokens do not divide into {axes.context} equal parts; choose a context that does"
+        )
     config = ParallelConfig(**{name: size for name, size in asdict(axes).items() if size is not None}, slices=slices)
     config.check_model(model)
     return config.shape(num_devices)
@@ -100,17 +120,21 @@ def _layouts(
     """Yield all possible layouts, whether they fit or not."""
     if num_devices % slices:
         return
-    for size in (axes.shard, axes.expert, axes.track):
+    for size in (axes.context, axes.shard, axes.expert, axes.track):
         if size is not None and size < 1:
             return
-    within, experts = num_devices // slices, _num_experts(model)
+    context = axes.context or 1
+    if num_devices // slices % context or workload.row_tokens % context:
+        return
+    within, experts = num_devices // slices // context, _num_experts(model)
     for track in _choices(axes.track, gcd(model.num_tracks, within)):
         for expert in _choices(axes.expert, gcd(experts, within) if experts else 1):
             if within % (track * expert):
                 continue
             for shard in _choices(axes.shard, within // (track * expert)):
                 try:
-                    shape = _shape(model, num_devices, slices, Axes(shard=shard, expert=expert, track=track))
+                    sizes = Axes(context=context, shard=shard, expert=expert, track=track)
+                    shape = _shape(model, num_devices, slices, sizes, workload.row_tokens)
                     yield _largest_microbatch(_laid_out(model, chip, shape, workload))
                 except (MeshError, RowsNotDivisibleError):
                     continue
@@ -134,7 +158,7 @@ def _no_layout(
 ) -> MeshError | RowsNotDivisibleError:
     """Return the reason why no layout is possible: the given axes, or the number of rows."""
     try:
-        _shape(model, num_devices, slices, axes)
+        _shape(model, num_devices, slices, axes, workload.row_tokens)
     except MeshError as error:
         return error
     rows, fewest = workload.rows(model, num_devices), num_devices // (axes.track or gcd(model.num_tracks, num_devices))
@@ -146,11 +170,11 @@ def _no_layout(
 
 def _inner(shape: MeshShape) -> int:
     """Return the number of devices per copy of the model."""
-    return shape.shard * shape.expert * shape.track
+    return shape.context * shape.shard * shape.expert * shape.track
 
 
 def layout_name(shape: MeshShape) -> str:
-    return " x ".join(f"{name} {size:,}" for name, size in shape.axes.items())
+    return " x ".join(f"{name} {size:,}" for name, size in shape.axes.items() if name != "context" or size > 1)
 
 
 def _gib(size: float) -> str:
@@ -181,6 +205,7 @@ def _smallest_fit(model: DecoderConfig, num_devices: int, chip: Chip, workload: 
         if workload.rows_per_step is not None:
             grown = replace(workload, rows_per_step=workload.rows_per_step * (devices // num_devices))
         layouts = list(_layouts(model, devices, chip, grown, Axes(), slices))
+        layouts = _with_context_if_needed(layouts, model, devices, chip, grown, Axes(), slices)
         if fitting := [plan for plan in layouts if plan.fits]:
             best = min(fitting, key=lambda plan: (_inner(plan.shape), plan.step_seconds))
             where = "" if devices == num_devices else f" on {devices:,} devices"

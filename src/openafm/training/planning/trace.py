@@ -155,7 +155,7 @@ def _step(plan: Plan, state: TrainingState) -> None:
     while left:
         rows = min(left, plan.microbatch_rows)
         left -= rows
-        losses = parallelism.losses(objective, state.model, _batch(plan, rows))
+        losses = parallelism.losses(objective, state.model, parallelism.part_of_rows(_batch(plan, rows)))
         parallelism.before_backward(state.model, is_last=not left)
         losses.total.backward()
         del losses
@@ -272,11 +272,12 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _add(self, kind: str, args: Sequence[Any]) -> None:
-        ranks = tuple(dist.get_process_group_ranks(_group(args)))
+        group = _group(args)
+        ranks = tuple(dist.get_process_group_ranks(group))
         if len(ranks) == 1:
             return
         size = max(tensor.nbytes for tensor in _tensors(args))
-        axis = self._names.get(ranks, "all ranks")
+        axis = self._names.get(group.group_name) or self._names.get(ranks, "all ranks")
         within = self._shape.world // self._shape.slices
         old = self._found.get((axis, kind))
         if old is None:
