@@ -4,13 +4,18 @@
 
 A scripted model with injected mistakes runs tasks in the environment; a scripted expert corrects each wrong step, as an
 annotator does. Main stems fine-tune a LoRA adapter of nano (`after_sft`); then abandoned siblings train it with direct
-preference optimization against the fine-tuned model (`after_preferences`). The figures are the shares of held-out tasks,
-with other values than those of training, whose final state equals that of the reference calls.
+preference optimization against the fine-tuned model (`after_preferences`). Held-out tasks have other values than those of
+training. After each part of their reference calls the model writes the next turn.
+
+`before`, `after_sft` and `after_preferences` are the shares of right fields: the tool and each argument of each call.
+`scores` has all of them with 95 % intervals from resampled tasks: fields, tools, arguments, whole calls, and whole tasks.
+`change_by_sft` and `change_by_preferences` are paired differences.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -48,13 +53,24 @@ from openafm.models.decoder import Decoder
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import Tokenizer
-from openafm.tokenizer.conversation import Conversation, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    ToolCall,
+    ToolDefinition,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
 from openafm.tokenizer.template import BaseChatTemplate
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
 TOOLS = ("set_setting", "create_alarm", "set_notifications")
 MISTAKES = 0.5
 BETA = 0.2
+MAX_TOKENS = 48
+SCORE, RESAMPLES = "fields", 1000
 _keys = itertools.count()
 
 
@@ -91,7 +107,7 @@ def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code; its figures claim nothing")
+    parser.add_argument("--quick", action="store_true", help="fewer tasks and steps: about two minutes")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), QUICK if arguments.quick else FULL)
@@ -99,21 +115,32 @@ def main() -> None:
 
 
 def measure(folder: Path, size: Size) -> dict[str, Any]:
-    """Annotate, train and return the shares of solved tasks."""
+    """Annotate, train and return the scores."""
     project = write_project(folder / "device", draw_tasks("train", size.tasks))
     stems, branches = annotate(project, folder)
     held_out = draw_tasks("test", size.held_out)
     policy = load_policy()
-    found: dict[str, Any] = {"tasks": size.tasks, "held_out": size.held_out, "before": solved(policy, project, held_out)}
-    print(f"before: {found['before']}", file=sys.stderr)
+    stages = {"before": graded("before", policy, project, held_out)}
     examples = [encoded(policy, json.loads(line)) for line in stems.read_text().splitlines()]
     fine_tune(policy.decoder, examples, size.sft_steps)
-    found["after_sft"] = solved(policy, project, held_out)
-    print(f"after fine-tuning: {found['after_sft']}", file=sys.stderr)
+    stages["after_sft"] = graded("after_sft", policy, project, held_out)
     pairs = [encoded_pair(policy, preference) for preference in read_preferences(branches)]
     learn_preferences(policy.decoder, pairs, size.preference_steps)
-    found["pairs"] = len(pairs)
-    found["after_preferences"] = solved(policy, project, held_out)
+    stages["after_preferences"] = graded("after_preferences", policy, project, held_out)
+    return {
+        **{name: share(found, SCORE) for name, found in stages.items()},
+        "change_by_sft": difference(stages["before"], stages["after_sft"]),
+        "change_by_preferences": difference(stages["after_sft"], stages["after_preferences"]),
+        "scores": {name: shares(found) for name, found in stages.items()},
+        **dataclasses.asdict(size),
+        "pairs": len(pairs),
+    }
+
+
+def graded(stage: str, policy: Policy, project: Project, held_out: tuple[Scenario, ...]) -> list[Graded]:
+    """Return what the model gets right in the held-out tasks, and print it."""
+    found = grade(policy, project, held_out)
+    print(f"{stage}: " + ", ".join(f"{name} {share(found, name)}" for name in found[0].parts), file=sys.stderr)
     return found
 
 
@@ -266,29 +293,84 @@ def trainable(decoder: Decoder) -> list[torch.nn.Parameter]:
     return [parameter for parameter in decoder.parameters() if parameter.requires_grad]
 
 
-def solved(policy: Policy, project: Project, tasks: tuple[Scenario, ...]) -> float:
-    """Return the share of tasks whose final state is that of the reference calls."""
+@dataclass(frozen=True)
+class Graded:
+    """Hold what a model got right in one held-out task.
+
+    Attributes:
+        tools: for each reference call, whether the model called that tool next.
+        arguments: for each argument of those calls, whether the tool and the value were right.
+        calls: for each reference call, whether the turn was exactly this call.
+        is_solved: every turn was right, and then the model answered: the final state is that of the reference.
+    """
+
+    tools: tuple[bool, ...]
+    arguments: tuple[bool, ...]
+    calls: tuple[bool, ...]
+    is_solved: bool
+
+    @property
+    def parts(self) -> dict[str, tuple[bool, ...]]:
+        """The answers by score; `fields` are tools and arguments together."""
+        found = {"fields": (*self.tools, *self.arguments), "tools": self.tools, "arguments": self.arguments}
+        return found | {"calls": self.calls, "tasks": (self.is_solved,)}
+
+
+def grade(policy: Policy, project: Project, tasks: tuple[Scenario, ...]) -> list[Graded]:
+    """Let the model write the next turn after each part of the reference calls."""
     environment = ProjectEnvironment(project)
-    return sum(is_solved(policy, project, environment, task) for task in tasks) / len(tasks)
+    with torch.no_grad():
+        return [grade_task(policy, project, environment, task) for task in tasks]
 
 
-def is_solved(policy: Policy, project: Project, environment: ProjectEnvironment, task: Scenario) -> bool:
-    """Let the model call tools until it answers, and compare the state."""
-    environment.reset()
-    for reference in task.calls:
-        environment.call(reference)
-    expected = environment.digest
+def grade_task(policy: Policy, project: Project, environment: ProjectEnvironment, task: Scenario) -> Graded:
+    """Return what the model got right in one task. Its history is the reference, whatever the model wrote before."""
     environment.reset()
     tools = environment.definitions
     turns: list[Turn] = [Instructions(text=project.policy, tools=tools), UserTurn(text=task.query)]
-    with torch.no_grad():
-        for _ in range(3):
-            turn = next_turn(policy, turns, tools, 48)  # type: ignore[arg-type]
-            if turn is None or not turn.tool_calls:
-                break
-            outputs = [ToolTurn(name=each.name, text=environment.call(each)) for each in turn.tool_calls]
-            turns += [turn, *outputs]
-    return environment.digest == expected
+    right_tools, right_arguments, right_calls = [], [], []
+    for reference in task.calls:
+        turn = next_turn(policy, turns, tools, MAX_TOKENS)  # type: ignore[arg-type]
+        made = turn.tool_calls if turn is not None else ()
+        is_tool = bool(made) and made[0].name == reference.name
+        right_tools.append(is_tool)
+        for name, value in reference.arguments.items():
+            right_arguments.append(is_tool and name in made[0].arguments and made[0].arguments[name] == value)
+        right_calls.append(made == (reference,))
+        turns += [AssistantTurn(tool_calls=(reference,)), ToolTurn(name=reference.name, text=environment.call(reference))]
+    is_solved = all(right_calls)
+    if is_solved:
+        turn = next_turn(policy, turns, tools, MAX_TOKENS)  # type: ignore[arg-type]
+        is_solved = turn is not None and not turn.tool_calls
+    return Graded(tuple(right_tools), tuple(right_arguments), tuple(right_calls), is_solved)
+
+
+def shares(graded: list[Graded]) -> dict[str, dict[str, Any]]:
+    """Return each score with its 95 % interval, from resampled tasks."""
+    return {name: {"share": share(graded, name), "interval": resampled([graded], name)} for name in graded[0].parts}
+
+
+def difference(before: list[Graded], after: list[Graded]) -> dict[str, Any]:
+    """Return the change of the fields with its 95 % interval, from resampled tasks: both have the same ones."""
+    change = round(share(after, SCORE) - share(before, SCORE), 4)
+    return {"change": change, "interval": resampled([before, after], SCORE)}
+
+
+def share(graded: list[Graded], name: str) -> float:
+    """Return the share of right answers."""
+    found = [each for task in graded for each in task.parts[name]]
+    return round(sum(found) / len(found), 4)
+
+
+def resampled(stages: list[list[Graded]], name: str) -> list[float]:
+    """Return the 95 % interval of the last stage's share, or of its difference from the first one if there are two."""
+    rng, found = random.Random(3), []
+    for _ in range(RESAMPLES):
+        drawn = rng.choices(range(len(stages[0])), k=len(stages[0]))
+        values = [share([stage[index] for index in drawn], name) for stage in stages]
+        found.append(values[-1] - values[0] if len(values) > 1 else values[0])
+    found.sort()
+    return [round(found[int(quantile * RESAMPLES)], 4) for quantile in (0.025, 0.975)]
 
 
 if __name__ == "__main__":

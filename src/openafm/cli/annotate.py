@@ -44,18 +44,34 @@ class Target(StrEnum):
 def init(
     project: Annotated[Path, typer.Argument(help="New folder.")],
     sample: Annotated[str, typer.Option(help="Sample to copy: calendar, shop, travel or device.")] = "travel",
+    tasks: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Instead of a sample: a domain of your copy of τ-bench-like tasks, such as tau_bench/envs/retail. Its tools "
+            "run from there; the command executes its code.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a project from a sample. Edit its files to make it your own."""
+    """Create a project from a sample or from a copy of tasks. Edit its files to make it your own."""
     with _libraries():
         from openafm.annotation.environments.project import read_project, write_sample
 
-    write_sample(sample, project)
+    notes: tuple[str, ...] = ()
+    if tasks is not None:
+        from openafm.annotation.environments.tau_bench import import_tau_bench
+
+        notes = import_tau_bench(tasks, project).notes
+    else:
+        write_sample(sample, project)
     num_scenarios = len(read_project(project).scenarios)
     if json:
-        print_json({"project": str(project), "scenarios": num_scenarios})
+        print_json({"project": str(project), "scenarios": num_scenarios, "notes": list(notes)})
     else:
-        print_text(f"{project}: {num_scenarios} scenarios\nnext: openafm annotate serve --project {project}")
+        noted = "".join(f"\nnote: {note}" for note in notes)
+        print_text(f"{project}: {num_scenarios} scenarios{noted}\nnext: openafm annotate serve --project {project}")
 
 
 @app.command()

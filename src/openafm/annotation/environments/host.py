@@ -15,7 +15,7 @@ from typing import Any
 from openafm.annotation.environments.differences import RowChange, changes, table_names, watch
 from openafm.annotation.environments.page_delta import delta
 from openafm.annotation.environments.seed import quoted
-from openafm.annotation.environments.tool_functions import ToolFunction, load_tools
+from openafm.annotation.environments.tool_functions import ProjectTool, load_tools
 from openafm.annotation.environments.world import ToolError, World
 from openafm.framework.schema.validation import Validator
 from openafm.tokenizer.conversation import ToolDefinition
@@ -92,7 +92,7 @@ class ToolHost:
     """
 
     def __init__(self, path: Path, *, start: datetime.datetime, seed: int, max_characters: int) -> None:
-        self._tools: Mapping[str, ToolFunction] = load_tools(path)
+        self._tools: Mapping[str, ProjectTool] = load_tools(path)
         self._start, self._seed, self._max_characters = start, seed, max_characters
         self.definitions: dict[str, ToolDefinition] = {name: tool.definition() for name, tool in self._tools.items()}
         self._validators = {name: Validator(each.parameters) for name, each in self.definitions.items()}
