@@ -49,8 +49,8 @@ def init(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Instead of a sample: a domain of your copy of τ-bench-like tasks, such as tau_bench/envs/retail. Its tools "
-            "run from there; the command executes its code.",
+            help="Instead of a sample: a domain of your copy of τ-bench-like tasks, such as tau_bench/envs/retail. Its code "
+            "runs from there.",
         ),
     ] = None,
     json: JsonOption = False,
