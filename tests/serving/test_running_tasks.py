@@ -13,8 +13,9 @@ import pytest
 from openafm.core.config import to_dict
 from openafm.runtime.decoding.logits import TokenScore
 from openafm.serving import server, service
+from openafm.serving.checked_text import ScoredToken, TextDelta
 from openafm.serving.config import ServerConfig
-from openafm.serving.inference import Delta, Ended, ScoredToken, TextDelta
+from openafm.serving.inference import Delta, Ended
 from openafm.serving.inputs import EncodedInput
 from openafm.serving.models import ServedModel
 from openafm.serving.service import RunningTask

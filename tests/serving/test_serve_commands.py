@@ -47,7 +47,7 @@ def test_keys_are_created_listed_and_revoked(
 def test_play_opens_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    monkeypatch.setattr("openafm.serving.server.serve", lambda config, bound: None)
+    monkeypatch.setattr("openafm.serving.server.serve", lambda config, bound, announce: announce())
     assert run(["play", "--model", "nano"]) == 0
     wait_until(lambda: opened != [])
     assert opened[0] in capsys.readouterr().out

@@ -35,7 +35,10 @@ def play(
     with bind(config) as bound:
         bound.listen()  # the browser waits until the server accepts
         url = f"http://localhost:{bound.getsockname()[1]}"
-        print_text(f"{url}\n\nCtrl-C stops the playground")
-        if browser:
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        serve(config, bound)
+
+        def announce() -> None:
+            print_text(f"{url}\n\nCtrl-C stops the playground")
+            if browser:
+                threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
+
+        serve(config, bound, announce)

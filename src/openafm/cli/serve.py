@@ -31,6 +31,12 @@ def serve(
     require_key: Annotated[bool, typer.Option("--require-key", help="Require a key on loopback addresses too.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the port and the weights.")] = 1,
     guardrails: Annotated[bool, typer.Option(help="Check prompts and answers with the built-in blocklist.")] = True,
+    guardrail: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="A guardrail model of `openafm safety train-guardrail`; answers wait for it."
+        ),
+    ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Answers that are computed at a time.")] = 32,
     kv_memory_mb: Annotated[
         int, typer.Option(min=0, help="Memory for keys and values of running answers; 0: a quarter of the memory.")
@@ -64,6 +70,7 @@ def serve(
         requires_key=require_key,
         workers=workers,
         guardrails=guardrails,
+        guardrail_model="" if guardrail is None else str(guardrail.resolve()),
         max_running=max_running,
         kv_bytes=kv_memory_mb << 20,
         max_body_bytes=max_body_mb << 20,
@@ -80,14 +87,17 @@ def serve(
         scheme = "https" if tls_cert else "http"
         shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host
         url = f"{scheme}://{shown}:{bound.getsockname()[1]}"
-        if json:
-            print_json({"url": url, "needs_keys": config.needs_keys})
-        else:
-            keys = "a key is needed" if config.needs_keys else "no key is needed"
-            routes = "private node" if config.private else f"playground\n{url}/v1   OpenAI's API"
-            print_text(f"{url}      {routes}; {keys}\n\nCtrl-C stops the server")
-        sys.stdout.flush()  # a parent process may wait for these lines on a pipe
-        run(config, bound)
+
+        def announce() -> None:
+            if json:
+                print_json({"url": url, "needs_keys": config.needs_keys})
+            else:
+                keys = "a key is needed" if config.needs_keys else "no key is needed"
+                routes = "private node" if config.private else f"playground\n{url}/v1   OpenAI's API"
+                print_text(f"{url}      {routes}; {keys}\n\nCtrl-C stops the server")
+            sys.stdout.flush()  # a parent process may wait for these lines on a pipe
+
+        run(config, bound, announce)
 
 
 def _private_config(folder: Path, place: ServerConfig) -> ServerConfig:

@@ -25,6 +25,7 @@ class ServerConfig(Config):
         tls_certificate, tls_key: PEM files; both or neither.
         workers: processes that share the port and the mapped weights.
         guardrails: check prompts and answers with the built-in blocklist.
+        guardrail_model: folder of a guardrail model that checks them too, answers before they are released; empty: none.
         max_body_bytes: largest body of a request.
         header_seconds: limit for a client to send the headers of a request or to read 64 KiB of a reply that waits for it,
             and for an idle connection.
@@ -52,6 +53,7 @@ class ServerConfig(Config):
     tls_key: str = ""
     workers: int = 1
     guardrails: bool = True
+    guardrail_model: str = ""
     max_body_bytes: int = 4 << 20
     header_seconds: float = 15.0
     body_seconds: float = 30.0

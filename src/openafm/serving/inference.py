@@ -6,6 +6,7 @@ Runs in worker threads. The engine's scheduler combines the steps of all threads
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ from openafm.runtime.decoding.logits import (
     OccurrencePenalty,
     RepetitionPenalty,
     ScoreRecorder,
-    TokenScore,
 )
 from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
-from openafm.safety.guardrail import Allowed, Guardrail, OutputMonitor
+from openafm.safety.guardrail import Guardrail
+from openafm.serving.checked_text import CheckedText, ScoredToken, TextDelta
 from openafm.serving.errors import ApiError
 from openafm.serving.inputs import ChatInput, Decoding, EncodedInput
 from openafm.tokenizer.chat_template import MalformedAnswerError
@@ -36,23 +37,6 @@ from openafm.tokenizer.conversation import (
 from openafm.tokenizer.detokenizer import Detokenizer
 
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
-    """A token of the answer with its bytes, its log probability and the likeliest alternatives."""
-
-    data: bytes
-    score: TokenScore
-    top: tuple[tuple[bytes, TokenScore], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TextDelta:
-    """The next characters of the answer, with the tokens since the last delta if scores are computed."""
-
-    text: str
-    tokens: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +95,9 @@ class Answer:
         self._is_calls: bool | None = None if self._may_call else False
         self._detokenizer = Detokenizer(model.tokenizer)
         self._stops = StopTexts(decoding.stop)
-        self._monitor = None if guardrail is None else OutputMonitor(guardrail)
+        self._checked = CheckedText(guardrail)
         self._scores = None if decoding.num_top is None else ScoreRecorder(model.tokenizer.vocab_size)
         self._tokens: list[int] = []
-        self._scored: list[ScoredToken] = []
         self._held = ""  # text before it is known whether the answer is calls
         self._num_cached = len(prompt.tokens)  # until the prefix cache has been read
 
@@ -137,21 +120,20 @@ class Answer:
     def _deltas(self, span: SpanRecorder) -> Generator[Delta]:
         started, first = time.perf_counter(), 0.0
         sequence = self._begin()
-        finish: Finish | None = None
+        finish: Finish = "content_filter"
         with contextlib.closing(self._generation(sequence)) as generation:
             for event in span.tokens(generation, since=started):
                 first = first or time.perf_counter()
                 self._tokens.append(event.token)
-                if not event.is_stop:
-                    self._score(event.token)
-                text = self._text(event.token)
-                if self._is_blocked(text):
-                    finish = "content_filter"
+                delta = self._checked.push(self._text(event.token, is_stop=event.is_stop))
+                if self._checked.is_blocked:
                     break
-                if text:
-                    yield self._delta(text)
+                if delta is not None:
+                    yield delta
                 if self._stops.found is not None:
                     finish = "stop"
+                    if (delta := self._checked.finish(is_cut=True)) is not None:
+                        yield delta
                     break
             else:
                 summary = generation.summary.finish
@@ -159,9 +141,9 @@ class Answer:
                     raise AnswerCancelledError
                 yield from self._rest()
                 finish = "length" if summary == "length" else ("tool_calls" if self._is_calls else "stop")
-                if self._monitor is not None and not isinstance(self._monitor.finish(), Allowed):
-                    finish = "content_filter"
                 self._model.prefixes.keep(sequence, sequence.length, "conversation")
+        if self._checked.is_blocked:
+            finish = "content_filter"
         ended = Ended(
             finish=finish,
             num_prompt=len(self._prompt.tokens),
@@ -245,42 +227,40 @@ class Answer:
             processors.append(LogitBias(decoding.bias))
         return processors
 
-    def _score(self, token: int) -> None:
+    def _scores_of(self, token: int) -> ScoredToken | None:
         if self._scores is None:
-            return
+            return None
         score, top = self._scores.scores(len(self._tokens) - 1, token, self._decoding.num_top or 0)
         to_bytes = self._model.tokenizer.token_bytes
-        alternatives = tuple((to_bytes(each.token), each) for each in top)
-        self._scored.append(ScoredToken(to_bytes(token), score, alternatives))
+        return ScoredToken(to_bytes(token), score, tuple((to_bytes(each.token), each) for each in top))
 
-    def _text(self, token: int) -> str:
-        """Return the text that can be shown after `token`."""
+    def _text(self, token: int, *, is_stop: bool) -> str:
+        """Return the text that can be shown after `token`, if the guardrail allows it."""
         if self._is_calls is None:
             self._is_calls = self._model.template.is_calls(self._model.tokenizer, self._tokens)
-        self._held += self._detokenizer.push(token)
+        text = self._detokenizer.push(token)
+        self._checked.add_token(None if is_stop else self._scores_of(token), text)
+        self._held += text
         if self._is_calls or self._is_calls is None:
             return ""
         text, self._held = self._held, ""
         return self._stops.push(text)
 
-    def _is_blocked(self, text: str) -> bool:
-        return bool(text) and self._monitor is not None and not isinstance(self._monitor.push(text), Allowed)
-
-    def _delta(self, text: str) -> TextDelta:
-        scored, self._scored = tuple(self._scored), []
-        return TextDelta(text, scored)
-
     def _rest(self) -> Generator[Delta]:
         """Yield what was held back: the end of the text, or the calls."""
         if self._is_calls:
             turn = self._calls()
+            arguments = [json.dumps(call.arguments, ensure_ascii=False) for call in turn.tool_calls]
+            self._checked.check([turn.text, *arguments])
+            if self._checked.is_blocked:
+                return
             if turn.text:
                 yield TextDelta(turn.text)
             yield CallsDelta(turn.tool_calls)
             return
         text = self._stops.push(self._held + self._detokenizer.finish()) + self._stops.finish()
-        if text or self._scored:
-            yield self._delta(text)
+        if (delta := self._checked.finish(text)) is not None:
+            yield delta
 
     def _calls(self) -> AssistantTurn:
         try:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from openafm.core.config import from_dict, to_dict
@@ -79,29 +80,35 @@ def check_keys(config: ServerConfig) -> None:
         )
 
 
-def serve(config: ServerConfig, bound: socket.socket) -> None:
+def serve(config: ServerConfig, bound: socket.socket, announce: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM or Ctrl-C, then let running answers end within `drain_seconds`.
 
+    Args:
+        announce: called once nothing of the settings can fail any more, such as to print the address.
+
     Raises:
-        OpenAFMError: a model is missing or damaged.
+        OpenAFMError: a model, a guardrail, a tool file or the folder of a private node is missing or damaged.
     """
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    logging.getLogger("openafm.serving").setLevel(logging.INFO)
-    if config.workers == 1:
-        from openafm.serving.app import build_app
+    from openafm.serving.app import build_app
 
+    logging.getLogger("openafm.serving").setLevel(logging.INFO)
+    app = build_app(config)  # workers build their own; here it shows errors
+    if config.workers == 1:
         if config.private:
             from openafm.serving.private.node import forbid_traces_of_requests
 
             forbid_traces_of_requests()
-        app = build_app(config)
         exempt_from_collection()
+        announce()
         uvicorn.Server(uvicorn_config(config, app)).run(sockets=[bound])
         return
+    del app
     os.environ[_CONFIG] = json.dumps(to_dict(config))
     settings = uvicorn_config(config, "openafm.serving.server:worker_app")
+    announce()
     Multiprocess(settings, sockets=[bound]).run()
 
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.safety.blocklist import BlocklistConfig
+from openafm.safety.guardrail import CombinedGuardrail, Guardrail
 from openafm.serving.admission import Admission, default_kv_bytes
+from openafm.serving.checked_text import TextDelta
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError
-from openafm.serving.inference import Answer, AnswerCancelledError, Delta, Ended, TextDelta
+from openafm.serving.inference import Answer, AnswerCancelledError, Delta, Ended
 from openafm.serving.inputs import ChatInput, Decoding, EncodedInput, RawInput, check_bias, encode
 from openafm.serving.keys import ANONYMOUS, Client
 from openafm.serving.metrics import Metrics
@@ -145,7 +147,7 @@ class AnswerService:
             max_waiting=config.max_waiting,
             queue_seconds=config.queue_seconds,
         )
-        self._guardrail = BlocklistConfig().build() if config.guardrails else None
+        self._guardrail = build_guardrail(config)
         self._threads = ThreadPoolExecutor(config.max_running, thread_name_prefix="openafm-answer")
         self._running: set[RunningTask] = set()
 
@@ -218,6 +220,21 @@ class AnswerService:
         except Exception as error:  # delivered to the request
             task.client.charge(answer.num_computed)  # answers that fail or are cancelled count too
             running.put(index, error)
+
+
+def build_guardrail(config: ServerConfig) -> Guardrail | None:
+    """Return the guardrails of a server, combined; None without any.
+
+    Raises:
+        GuardrailModelError: the folder is not a guardrail model, or is for another bundle.
+        BundleError: the bundle that it reads texts with is damaged.
+    """
+    guardrails: list[Guardrail] = [BlocklistConfig().build()] if config.guardrails else []
+    if config.guardrail_model:
+        from openafm.safety.classifier.model import ModelGuardrail
+
+        guardrails.append(ModelGuardrail.open(config.guardrail_model))
+    return CombinedGuardrail(*guardrails) if guardrails else None
 
 
 async def _leave(place: contextlib.AsyncExitStack, futures: Sequence[asyncio.Future[None]]) -> None:

@@ -22,8 +22,9 @@ from openafm.serving.apis.messages import (
     tools_of,
 )
 from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, sampling, stop_texts
+from openafm.serving.checked_text import ScoredToken, TextDelta
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import CallsDelta, Ended, ScoredToken, TextDelta
+from openafm.serving.inference import CallsDelta, Ended
 from openafm.serving.inputs import Decoding
 from openafm.serving.service import AnswerService, Choice, RunningTask, Task
 from openafm.tokenizer.conversation import ToolCall

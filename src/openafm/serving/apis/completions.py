@@ -12,8 +12,9 @@ from pydantic import Field
 
 from openafm.serving.apis.chat import SamplingFields, usage
 from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id
+from openafm.serving.checked_text import ScoredToken, TextDelta
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import Ended, ScoredToken, TextDelta
+from openafm.serving.inference import Ended
 from openafm.serving.inputs import Decoding, RawInput
 from openafm.serving.service import AnswerService, RunningTask, Task
 

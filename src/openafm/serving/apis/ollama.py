@@ -25,8 +25,9 @@ from openafm.serving.apis.messages import (
     tools_of,
 )
 from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, sampling, stop_texts
+from openafm.serving.checked_text import TextDelta
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import CallsDelta, Ended, TextDelta
+from openafm.serving.inference import CallsDelta, Ended
 from openafm.serving.inputs import ChatInput, Decoding, RawInput
 from openafm.serving.models import ServedModel
 from openafm.serving.service import AnswerService, Choice, Task

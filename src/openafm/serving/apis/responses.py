@@ -14,8 +14,9 @@ from fastapi.responses import JSONResponse
 from openafm.core.errors import OpenAFMError
 from openafm.serving.apis.response_store import JsonObject, ResponsesRequest, ResponseStore, StoredResponse
 from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id
+from openafm.serving.checked_text import TextDelta
 from openafm.serving.errors import bad_request
-from openafm.serving.inference import CallsDelta, Ended, TextDelta
+from openafm.serving.inference import CallsDelta, Ended
 from openafm.serving.service import AnswerService, RunningTask, Task
 from openafm.tokenizer.conversation import ToolCall
 
