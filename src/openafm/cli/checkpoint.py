@@ -32,11 +32,12 @@ def list_all(run: RunArgument, plugins: PluginsOption = None, json: JsonOption =
             found.num_bytes,
             found.format or "-",
             found.layout or "-",
+            "-" if found.held_out_loss is None else f"{found.held_out_loss:.4f}",
             "ok" if found.damage is None else f"damaged: {found.damage}",
         )
         for found in listing
     ]
-    print_table(("name", "step", "bytes", "tensors", "layout", "state"), rows)
+    print_table(("name", "step", "bytes", "tensors", "layout", "held-out loss", "state"), rows)
 
 
 @app.command()

@@ -258,16 +258,27 @@ class ActivationCheckpointingConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Config):
-    """When to save, in addition to the end of the run, and how many checkpoints to keep. None switches a trigger off."""
+    """When to save, in addition to the end of the run, and which checkpoints to keep. None switches a trigger off.
+
+    Attributes:
+        keep: the newest checkpoints to keep, from which a run resumes.
+        keep_every_steps: also keep those of steps that this number divides, which are saved for it.
+        keep_best: also keep those with the lowest held-out losses, so many; an evaluation that reaches one is saved.
+    """
 
     every_steps: int | None = None
     every_seconds: float | None = 120.0
     keep: int = 2
+    keep_every_steps: int | None = None
+    keep_best: int = 0
 
     def __post_init__(self) -> None:
         self.require(self.every_steps is None or self.every_steps > 0, "every_steps must be at least 1")
         self.require(self.every_seconds is None or self.every_seconds > 0, "every_seconds must be above 0")
         self.require(self.keep > 0, f"keep must be at least 1, got {self.keep}")
+        every = self.keep_every_steps
+        self.require(every is None or every > 0, f"keep_every_steps must be at least 1, got {every}")
+        self.require(self.keep_best >= 0, f"keep_best must not be negative, got {self.keep_best}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,6 +392,10 @@ class TrainerConfig(Config):
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
         )
         self._check_context()
+        self.require(
+            self.checkpoint.keep_best == 0 or self.evaluation is not None,
+            "checkpoint.keep_best compares held-out losses, and the run has no evaluation; set evaluation or leave it at 0",
+        )
         experts = [layer.feed_forward for layer in self.model.layers if isinstance(layer.feed_forward, ExpertsConfig)]
         self.require(
             self.adapter is not None or all(one.router.learns_from_loss for one in experts),

@@ -29,6 +29,7 @@ class ListedCheckpoint:
     format: Literal["whole", "parts"] | None = None
     num_processes: int | None = None
     layout: str | None = None
+    held_out_loss: float | None = None
     damage: str | None = None
 
 
@@ -66,6 +67,7 @@ def _listed(path: Path) -> ListedCheckpoint:
         step=record.step,
         format="parts" if record.is_sharded else "whole",
         num_processes=record.num_processes,
+        held_out_loss=record.held_out_loss,
         layout=" x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1) or "one process",
         damage=damage,
     )

@@ -45,6 +45,7 @@ class CheckpointRecord(Config):
 
     Attributes:
         data_digest: identifies the data of the run.
+        held_out_loss: that of the evaluation at this step, if there was one.
         files: the SHA-256 in hex of every other file.
         digest: the SHA-256 in hex of this record without its digest.
     """
@@ -57,6 +58,7 @@ class CheckpointRecord(Config):
     seconds: float
     data_digest: str
     num_processes: int = 1
+    held_out_loss: float | None = None
     files: dict[str, str]
     digest: str = ""
 

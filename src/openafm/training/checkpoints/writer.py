@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from openafm.core.config import dump
 from openafm.core.files import atomic_folder, file_digest
 from openafm.training.checkpoints.checkpoint import ALONE
-from openafm.training.checkpoints.folder import checkpoint_path, checkpoint_paths, remove_checkpoint, sort_key
+from openafm.training.checkpoints.folder import checkpoint_path
 from openafm.training.checkpoints.record import CONFIG, CheckpointRecord
+from openafm.training.checkpoints.retention import BestLosses, remove_old, stored_losses
 from openafm.training.config import TrainerConfig
 from openafm.training.distributed.processes import Processes
 from openafm.training.observers import Observer, StepResult
@@ -23,12 +24,16 @@ from openafm.training.snapshot import Tensors, TrainingSnapshot
 
 
 def write_checkpoint(
-    folder: Path, config: TrainerConfig, snapshot: TrainingSnapshot, data_digest: str, processes: Processes = ALONE
+    folder: Path,
+    config: TrainerConfig,
+    snapshot: TrainingSnapshot,
+    data_digest: str,
+    processes: Processes = ALONE,
+    held_out_loss: float | None = None,
 ) -> Path:
-    """Write `step-...` into `folder` atomically; then remove all but `config.checkpoint.keep`, counted back from this one.
+    """Write `step-...` into `folder` atomically; then remove those that `config.checkpoint` does not keep (retention.py).
 
-    Newer checkpoints are left alone: they are damaged, or the run would have resumed from them. Several processes each write
-    their parts of `snapshot` and return once the checkpoint is complete.
+    Several processes each write their parts of `snapshot` and return once the checkpoint is complete.
 
     Raises:
         OutOfSpaceError: the disk is full; older checkpoints are untouched.
@@ -44,6 +49,7 @@ def write_checkpoint(
             seconds=snapshot.seconds,
             data_digest=data_digest,
             num_processes=processes.world,
+            held_out_loss=held_out_loss,
             files={**files, CONFIG: file_digest(temporary / CONFIG)},
         )
         record.write(temporary)
@@ -51,9 +57,9 @@ def write_checkpoint(
     if processes.control is None:
         with atomic_folder(path) as temporary:
             complete(temporary, _write_groups(temporary, snapshot.tensors))
-        _keep_newest(folder, path, config.checkpoint.keep)
+        remove_old(folder, path, config.checkpoint)
     else:
-        _write_parts(path, snapshot.tensors, processes, complete, lambda: _keep_newest(folder, path, config.checkpoint.keep))
+        _write_parts(path, snapshot.tensors, processes, complete, lambda: remove_old(folder, path, config.checkpoint))
     return path
 
 
@@ -87,13 +93,6 @@ def _write_parts(
         save(temporary, named, processes, finish)
 
 
-def _keep_newest(folder: Path, path: Path, keep: int) -> None:
-    """Remove all but `keep` checkpoints, counted back from `path`."""
-    until_now = [other for other in checkpoint_paths(folder) if sort_key(other) <= sort_key(path)]
-    for old in until_now[keep:]:
-        remove_checkpoint(old)
-
-
 class CheckpointWriter(Observer):
     """Write snapshots in the background, one at a time, at the config's intervals."""
 
@@ -103,15 +102,28 @@ class CheckpointWriter(Observer):
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
         self._step, self._saved_s = 0, perf_counter()
+        self._best = BestLosses(self._config.keep_best, stored_losses(folder) if self._config.keep_best else [])
+        self._evaluated: tuple[int, float] | None = None
 
     def on_step(self, result: StepResult) -> None:
         self._step = result.step
 
+    def on_evaluation(self, step: int, losses: Mapping[str, float]) -> None:
+        self._evaluated = (step, losses["held_out_loss"])
+
     @property
     def requests_save(self) -> bool:
-        steps, seconds = self._config.every_steps, self._config.every_seconds
-        is_due = steps is not None and self._step > 0 and self._step % steps == 0
-        return is_due or (seconds is not None and perf_counter() - self._saved_s >= seconds)
+        config = self._config
+        for steps in (config.every_steps, config.keep_every_steps):
+            if steps is not None and self._step > 0 and self._step % steps == 0:
+                return True
+        loss = self._loss_at(self._step)
+        is_best = loss is not None and self._best.includes(loss)
+        return is_best or (config.every_seconds is not None and perf_counter() - self._saved_s >= config.every_seconds)
+
+    def _loss_at(self, step: int) -> float | None:
+        """Return the held-out loss after `step` steps; None if there was no evaluation."""
+        return self._evaluated[1] if self._evaluated is not None and self._evaluated[0] == step else None
 
     def on_save(self, snapshot: TrainingSnapshot) -> None:
         """Start to write, after waiting for the previous checkpoint.
@@ -120,7 +132,10 @@ class CheckpointWriter(Observer):
             OutOfSpaceError: the previous checkpoint did not fit on the disk.
         """
         self.wait()
-        self._pending = self._executor.submit(self._write, snapshot=snapshot)
+        loss = self._loss_at(snapshot.step)
+        if loss is not None:
+            self._best.add(loss)
+        self._pending = self._executor.submit(self._write, snapshot=snapshot, held_out_loss=loss)
         self._saved_s = perf_counter()
 
     @property
