@@ -38,6 +38,7 @@ from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
 from openafm.training.config import TrainerConfig, VisionStart
 from openafm.training.resuming import first_difference, resume_difference
+from openafm.training.signals import PREEMPTED
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder
@@ -70,7 +71,7 @@ class Interrupted(Protocol):
 
 
 class RunInterruptedError(OpenAFMError):
-    """The run stopped before its end and is saved. The exit code is 0 after SIGTERM and 130 after Ctrl-C."""
+    """The run stopped before its end and is saved. The exit code is 0 after SIGTERM, 130 after Ctrl-C, 75 after SIGUSR1."""
 
     shared = True
 
@@ -78,7 +79,8 @@ class RunInterruptedError(OpenAFMError):
         super().__init__(
             f"stopped at step {result.step:,} of {result.num_steps:,}; saved in {folder}, repeat the command to continue"
         )
-        self.exit_code = 130 if result.stopped_by == signal.SIGINT else 0
+        codes = {signal.SIGINT: 130, getattr(signal, "SIGUSR1", None): PREEMPTED}
+        self.exit_code = codes.get(result.stopped_by, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

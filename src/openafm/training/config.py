@@ -22,6 +22,8 @@ from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.watchdog import WatchdogConfig
 from openafm.training.objectives.config import NextTokenConfig, ObjectiveConfig
 from openafm.training.objectives.preference_config import PreferenceConfig as PreferenceConfig  # a kind of objective
+from openafm.training.observability.replicas import ReplicaCheckConfig
+from openafm.training.observability.stragglers import StragglerConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
 
 if TYPE_CHECKING:
@@ -337,6 +339,8 @@ class TrainerConfig(Config):
         "log_every",
         "evaluation",
         "watchdog",
+        "replica_check",
+        "stragglers",
         "activation_checkpointing",
         "callbacks",
     )
@@ -368,6 +372,8 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     callbacks: tuple[CallbackConfig, ...] = ()
     watchdog: WatchdogConfig | None = field(default_factory=WatchdogConfig)
+    replica_check: ReplicaCheckConfig | None = field(default_factory=ReplicaCheckConfig)
+    stragglers: StragglerConfig | None = field(default_factory=StragglerConfig)
     microbatch_rows: int | None = None
     activation_checkpointing: ActivationCheckpointingConfig | None = None
     from_bundle: str | None = None

@@ -19,7 +19,7 @@ Phase = Literal["data_wait", "evaluation", "checkpoint"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """One optimizer step. Every figure is summed over all processes.
+    """One optimizer step. Every figure except `local_seconds` is summed over all processes.
 
     Attributes:
         step: the number of steps done, of `num_steps`.
@@ -29,6 +29,7 @@ class StepResult:
         num_tokens: real tokens of this step, and `total_tokens` those of the run.
         total_seconds: time spent in the steps of the run.
         expert_tokens: tokens routed to each expert of each track, [T, E], by layer.
+        local_seconds: time of this rank from the end of the step before to the first sum over all ranks.
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepResult:
     total_seconds: float
     flops: int
     expert_tokens: Mapping[int, Tensor]
+    local_seconds: float = 0.0
 
     def is_due(self, every_steps: int) -> bool:
         """Return True every `every_steps` steps and at the last step."""

@@ -41,8 +41,10 @@ from openafm.training.observability.goodput import FILE as GOODPUT
 from openafm.training.observability.goodput import Goodput, GoodputRecorder, goodput, read_process_times
 from openafm.training.observability.meter import RunMeter
 from openafm.training.observability.metrics import MetricsLog, metrics_log, read_metrics
+from openafm.training.observability.replicas import ReplicaCheck
 from openafm.training.observability.reporting import MetricsReporter, ProgressReporter
 from openafm.training.observability.samples import Sampler, SampleReporter
+from openafm.training.observability.stragglers import StragglerReporter
 from openafm.training.observers import Observer
 from openafm.training.resuming import resume_notes
 from openafm.training.signals import stop_on_signals
@@ -155,10 +157,15 @@ def train(
         reporters: list[Observer] = [ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every, listeners)]
         if sampler is not None and ranks.is_main:
             reporters.append(SampleReporter(sampler, state, log, bar))
+        if config.stragglers is not None:
+            reporters.append(StragglerReporter(config.stragglers, ranks, note))
+        if config.replica_check is not None:
+            reporters.append(ReplicaCheck(config.replica_check, state.parameters, parallelism.shape, ranks))
         trainer.run([recorder, watching, meter, *reporters, writer, stop, *listeners], evaluator)
         writer.wait()
         recorder.close()
-        result = ranks.run_on_main(lambda: training_result(output, state, stop.signal))
+        stopped_by = next((number for number in ranks.all_gather(stop.signal) if number is not None), None)
+        result = ranks.run_on_main(lambda: training_result(output, state, stopped_by))
     note(str(result.goodput))
     return result
 

@@ -1,4 +1,7 @@
-"""Stop requests by signal: SIGTERM, or Ctrl-C once, saves and ends a run."""
+"""Stop requests by signal: SIGTERM, SIGUSR1 or Ctrl-C once saves and ends a run.
+
+SIGUSR1 announces a preemption: the run ends with the exit code `PREEMPTED`, on which a scheduler repeats the command.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 from openafm.training.observers import Observer
+
+PREEMPTED = 75
+"""The exit code after SIGUSR1: EX_TEMPFAIL, as that of the watchdog. The same command continues the run."""
+
+STOP_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
+)  # Windows has no SIGUSR1
 
 
 class StopRequest(Observer):
@@ -28,7 +38,7 @@ class StopRequest(Observer):
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGTERM and the first SIGINT into a stop request while the block runs; a second SIGINT interrupts at once.
+    """Turn SIGTERM, SIGUSR1 and the first SIGINT into a stop request while the block runs; a second SIGINT interrupts.
 
     Outside the main thread Python allows no handlers; there only `request` stops the run.
     """
@@ -42,7 +52,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, on_signal) for number in STOP_SIGNALS}
     try:
         yield stop
     finally:

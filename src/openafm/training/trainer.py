@@ -45,6 +45,7 @@ class Trainer:
         self.objective = config.objective.build()
         if config.compile is not None:
             config.compile.apply(state.model)
+        self._data_wait_s = self._local_s = 0.0
 
     def run(self, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None) -> None:
         """Train to the last step or until an observer requests a stop; evaluate, also before the first step; save.
@@ -60,7 +61,9 @@ class Trainer:
         with closing(self.source.batches(state.step)) as batches:
             while state.step < state.num_steps and not requests.stop:
                 with events.phase("data_wait"):
+                    wait_start_s = perf_counter()
                     batch = next(batches)
+                    self._data_wait_s = perf_counter() - wait_start_s
                 result = self.update(batch)
                 events.on_step(result)
                 if evaluator is not None and result.is_due(evaluator.every_steps):
@@ -92,7 +95,7 @@ class Trainer:
         state.begin_step()
         if isinstance(self.objective, ScheduledObjective):
             self.objective.progress = state.step / state.num_steps
-        sums = self._accumulate_gradients(batch)
+        sums = self._accumulate_gradients(batch, start_s)
         norm = self._average_and_clip_gradients(sums.count)
         if not math.isfinite(norm):
             raise NonFiniteError("gradient", state.step, self._gather_origins(batch.origins))
@@ -120,9 +123,10 @@ class Trainer:
             total_seconds=state.seconds,
             flops=sums.flops,
             expert_tokens=sums.expert_tokens,
+            local_seconds=self._data_wait_s + self._local_s,
         )
 
-    def _accumulate_gradients(self, batch: Batch) -> LossSums:
+    def _accumulate_gradients(self, batch: Batch, start_s: float) -> LossSums:
         """Sum losses and gradients over the microbatches.
 
         Every process runs as many microbatches as the one with the most rows, because collectives must match.
@@ -139,6 +143,7 @@ class Trainer:
                 losses.total.backward()
             accumulator.add(losses, microbatch.num_real_tokens)
         local = accumulator.read()
+        self._local_s = perf_counter() - start_s
         sums = local.over_processes(parallelism)
         if not math.isfinite(sums.loss):
             finite = map(math.isfinite, local.losses)

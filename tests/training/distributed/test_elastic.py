@@ -184,11 +184,39 @@ def test_a_config_error_is_printed_once_without_restarts(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_launcher_forwards_sigterm(place: Path, undisturbed: dict[str, object]) -> None:
-    process = start(place, "forwarded", torchrun=False)
-    wait_for(process, place / "forwarded", starts=1, step=12)
-    process.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGUSR1, 75)], ids=["SIGTERM", "SIGUSR1"])
+def test_the_launcher_forwards_signals(place: Path, undisturbed: dict[str, object], number: int, code: int) -> None:
+    name = f"forwarded-{number}"
+    process = start(place, name, torchrun=False)
+    wait_for(process, place / name, starts=1, step=12)
+    process.send_signal(number)
     process.communicate()
-    assert process.returncode == 0, (place / "forwarded.log").read_text()[-3000:]
-    assert_saved(place / "forwarded")
-    assert finish(start(place, "forwarded", torchrun=False), place, "forwarded")["signature"] == undisturbed["signature"]
+    assert process.returncode == code, (place / f"{name}.log").read_text()[-3000:]
+    assert_saved(place / name)
+    assert finish(start(place, name, torchrun=False), place, name)["signature"] == undisturbed["signature"]
+
+
+@pytest.mark.slow
+def test_a_preemption_that_one_rank_is_told_ends_all_with_its_code(place: Path) -> None:
+    process = start(place, "preempted", torchrun=False)
+    wait_for(process, place / "preempted", starts=1, step=12)
+    os.kill(ranks_of(process, torchrun=False)[1], signal.SIGUSR1)
+    process.communicate()
+    assert process.returncode == 75, (place / "preempted.log").read_text()[-3000:]
+    assert_saved(place / "preempted")
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_on_another_number_of_processes(place: Path, undisturbed: dict[str, object]) -> None:
+    process = start(place, "shrunk", torchrun=False)
+    wait_for(process, place / "shrunk", starts=1, step=12)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    alone = [argument for argument in command(place, "shrunk", torchrun=False) if argument not in OURS]
+    alone[alone.index("--set=trainer.parallel.track=2")] = "--set=trainer.parallel.track=1"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENAFM_HOME": str(place / "home")}
+    done = subprocess.run(alone, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses, expected = ([line["loss"] for line in read_metrics(place / run)] for run in ("shrunk", "undisturbed"))
+    assert len(losses) == NUM_STEPS
+    assert losses == pytest.approx(expected, abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -96,6 +97,7 @@ def test_a_hanging_run_ends_with_its_stacks_and_resumes(tmp_path: Path) -> None:
         assert re.search(rf"process {process} made no progress for [23] s", stacks)
         assert "in lost_file_server" in stacks  # the thread that waits
         assert "in run" in stacks  # the one that waits for it
+    assert "pg_status" in json.loads((output / "hang-0.collectives.json").read_bytes())
     assert read_metrics(output)[-1]["step"] == 30
     assert goodput(read_process_times(output / FILE)).lost["hang"] >= 1.9
 

@@ -33,6 +33,11 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08}"
 
 
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, from its name."""
+    return int(path.name.removeprefix("step-"))
+
+
 def sort_key(path: Path) -> tuple[int, str]:
     """Sort checkpoints by step: names of steps with more than eight digits are longer."""
     return len(path.name), path.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openafm.training.checkpoints.folder import checkpoint_paths, remove_checkpoint, sort_key
+from openafm.training.checkpoints.folder import checkpoint_paths, remove_checkpoint, sort_key, step_of
 from openafm.training.checkpoints.record import CheckpointRecord, DamagedCheckpointError, read_record
 from openafm.training.config import CheckpointConfig
 
@@ -16,14 +16,13 @@ def remove_old(folder: Path, path: Path, config: CheckpointConfig) -> None:
     """
     until_now = [other for other in checkpoint_paths(folder) if sort_key(other) <= sort_key(path)]
     kept = set(until_now[: config.keep])
-    if config.keep_every_steps is not None or config.keep_best:
-        records = {other: record for other in until_now if (record := _record(other)) is not None}
-        every = config.keep_every_steps
-        kept |= {
-            other for other, record in records.items() if every is not None and record.step and record.step % every == 0
-        }
-        losses = {other: record.held_out_loss for other, record in records.items() if record.held_out_loss is not None}
-        kept |= set(sorted(losses, key=lambda other: losses[other])[: config.keep_best])  # of equal losses, the newest
+    if (every := config.keep_every_steps) is not None:
+        kept |= {other for other in until_now if (step := step_of(other)) and step % every == 0}
+    if config.keep_best:
+        records = [(other, record) for other in until_now if (record := _record(other)) is not None]
+        losses = [(record.held_out_loss, other) for other, record in records if record.held_out_loss is not None]
+        # A stable sort: of equal losses, the newest stays.
+        kept |= {other for _, other in sorted(losses, key=lambda item: item[0])[: config.keep_best]}
     for other in until_now:
         if other not in kept:
             remove_checkpoint(other)

@@ -6,6 +6,7 @@ reading the checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from types import FrameType
 
 from openafm.core.errors import OpenAFMError
 from openafm.training.distributed.launcher_watch import LauncherWatch
+from openafm.training.signals import STOP_SIGNALS
 
 LIBRARIES = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.utils.tensorboard")
 """Modules that torch and the trainer import on first use."""
@@ -38,7 +40,8 @@ def launch(
     """Run `work(arguments)` in `processes` workers until all have returned an exit code; return the highest.
 
     If a worker dies, the others are ended and all are restarted, at most `restarts` times. If the launcher dies, the workers
-    save and end. The fork server preloads `modules`. SIGTERM is forwarded to the workers; Ctrl-C reaches them directly.
+    save and end. The fork server preloads `modules`. SIGTERM and SIGUSR1 are forwarded to the workers; Ctrl-C reaches them
+    directly.
 
     Raises:
         RestartsExhaustedError: a worker died after the last restart.
@@ -84,13 +87,15 @@ def _work(launcher: int, work: Callable[[Sequence[str]], int], arguments: Sequen
 
 @contextmanager
 def _forwarded_signals() -> Iterator[None]:
-    """Forward SIGTERM to the workers, which save and end, and wait for them."""
+    """Forward SIGTERM and SIGUSR1 to the workers, which save and end, and wait for them."""
 
     def forward(number: int, _: FrameType | None) -> None:
         for process in multiprocessing.active_children():
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, number)
 
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, forward), signal.SIGINT: signal.signal(signal.SIGINT, _ignore)}
+    before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    signal.signal(signal.SIGINT, _ignore)
     try:
         yield
     finally:

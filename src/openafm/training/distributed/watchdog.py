@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from openafm.training.observers import Observer, Phase, StepResult
 
 EXIT_CODE = 75
 """The exit code of a process that the watchdog ended: EX_TEMPFAIL, a failure that a retry may overcome."""
+
+DUMP_SECONDS = 10.0
+"""The most time that writing the last collectives may take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,15 +98,30 @@ class Watchdog(Observer):
             with self._report.open("ab", buffering=0) as file:
                 file.write(heading)
                 faulthandler.dump_traceback(file)
+            threading.Timer(DUMP_SECONDS, os._exit, (EXIT_CODE,)).start()  # the recorder's lock may be held by the hang
+            with contextlib.suppress(Exception):
+                self._report.with_suffix(".collectives.json").write_bytes(recorded_collectives())
         finally:
             os._exit(EXIT_CODE)
+
+
+def recorded_collectives() -> bytes:
+    """Return the last collectives of this process as JSON, from torch's flight recorder; empty if it has none.
+
+    NCCL records them by default; `TORCH_FR_BUFFER_SIZE` sets how many.
+    """
+    torch = sys.modules.get("torch")  # imported by the run, which the watchdog must not delay
+    library = None if torch is None else torch._C._distributed_c10d
+    dump = getattr(library, "_dump_nccl_trace_json", None) or getattr(library, "_dump_fr_trace_json", None)
+    return b"" if dump is None else bytes(dump())
 
 
 @contextlib.contextmanager
 def watchdog(config: WatchdogConfig | None, report: Path, on_wait: Callable[[], None]) -> Iterator[Watchdog]:
     """Watch the block; the first heartbeat may take `start_seconds`. A config of None switches the watchdog off.
 
-    Stacks are appended to `report`. `on_wait` is called in another thread once half of a timeout has passed.
+    Stacks are appended to `report`, and the last collectives are written beside it. `on_wait` is called in another thread
+    once half of a timeout has passed.
     """
     watching = Watchdog(config or WatchdogConfig(), report, on_wait)
     if config is not None:
