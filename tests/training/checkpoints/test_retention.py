@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, those of every so many steps, and those with the lowest held-out losses."""
+"""Which checkpoints stay: the newest, those of every N steps, and those with the lowest held-out losses."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ReplicaMismatchError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaCheckConfig(Config):
-    """Compare copies of the weights every so many steps. It reads all weights once."""
+    """Compare copies of the weights every N steps. It reads all weights once."""
 
     every_steps: int = 100
 

@@ -25,7 +25,7 @@ MIN_DIFFERENCE_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerConfig(Config):
-    """Compare the ranks every so many steps; one that takes `ratio` times the median is named."""
+    """Compare the ranks every N steps; one that takes `ratio` times the median is named."""
 
     every_steps: int = 100
     ratio: float = 1.5
