@@ -265,7 +265,7 @@ class CheckpointConfig(Config):
     Attributes:
         keep: the newest checkpoints to keep, from which a run resumes.
         keep_every_steps: also keep those of steps that this number divides, which are saved for it.
-        keep_best: also keep those with the lowest held-out losses, so many; an evaluation that reaches one is saved.
+        keep_best: also keep that many with the lowest held-out losses; an evaluation that reaches one is saved.
     """
 
     every_steps: int | None = None

@@ -44,6 +44,7 @@ def test_only_copies_of_the_same_part_are_compared() -> None:
     assert [list(ranks) for ranks in replicas(shape)] == [[0, 2], [1, 3]]
     assert not has_mismatch(["a", "b", "a", "b"], shape)
     assert has_mismatch(["a", "b", "a", "c"], shape)
+    assert has_mismatch(["a", "b"], ParallelConfig(replicate=1, context=2).shape(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -68,7 +68,7 @@ class ReplicaCheck(Observer):
         Raises:
             ReplicaMismatchError: the weights of a rank differ from those of its replicas; equal on all ranks.
         """
-        if self._shape.replicate == 1 or not result.is_due(self._every_steps):
+        if self._shape.copies == 1 or not result.is_due(self._every_steps):
             return
         mine = RankDigests(host=socket.gethostname(), by_name=parameter_digests(self._parameters))
         totals = self._processes.all_gather(mine.total)
@@ -93,7 +93,7 @@ def parameter_digests(parameters: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def replicas(shape: MeshShape) -> list[range]:
-    """Return the ranks of each group that holds copies of the same part; `replicate` is the slowest axis."""
+    """Return the ranks of each group that holds copies of the same part; `replicate` and `context` are the slowest axes."""
     size = shape.shard * shape.expert * shape.track
     return [range(part, shape.world, size) for part in range(size)]
 
