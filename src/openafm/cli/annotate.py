@@ -148,6 +148,24 @@ def serve(
 
 
 @app.command()
+def simulate(
+    project: ProjectOption,
+    mistakes: Annotated[float, typer.Option(min=0, max=1, help="Share of the model's calls with a wrong argument.")] = 0.5,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Annotate each scenario by a scripted expert who corrects a scripted model: a demonstration without people."""
+    with _opened(project, database) as (read, store, pool):
+        from openafm.annotation.simulated_annotator import annotate_scenarios
+
+        done = annotate_scenarios(read, store, pool, mistakes=mistakes)
+    if json:
+        print_json({"project": str(project), **vars(done)})
+    else:
+        print_text(f"{project}: {done.items} items, {done.corrections} corrections\nnext: openafm annotate export")
+
+
+@app.command()
 def export(
     project: ProjectOption,
     to: Annotated[Target, typer.Option(help="sft: main stems; preferences: abandoned branches; tree: everything.")],

@@ -169,6 +169,25 @@ def generate(
 
 
 @app.command()
+def simulate(
+    project: ProjectArgument,
+    graders: Annotated[int, typer.Option(min=1, help="Simulated graders; each judges all comparisons.")] = 3,
+    errors: Annotated[float, typer.Option(min=0, max=1, help="Share of random judgments.")] = 0.2,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Judge the items by simulated graders, who prefer varied words: a demonstration without people."""
+    with _libraries():
+        from openafm.annotation.grading.simulated_graders import grade_by_simulation
+
+    done = grade_by_simulation(_open(project, database), num_graders=graders, error_rate=errors)
+    if json:
+        print_json({"project": str(project), **vars(done)})
+    else:
+        print_text(f"{project}: {done.judgments} judgments by {done.graders} simulated graders")
+
+
+@app.command()
 def auto(
     project: ProjectArgument,
     judge: Annotated[str, typer.Option(help="A bundle's name or folder, or http://HOST/v1#NAME of an endpoint.")],

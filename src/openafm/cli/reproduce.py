@@ -13,8 +13,8 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
-    from openafm.recipes.reproduction.claims import MeasuredClaim
-    from openafm.recipes.reproduction.runner import StageResult
+    from openafm.recipes.reproduction.claim import MeasuredClaim
+    from openafm.recipes.reproduction.results import StageResult
 
 app = typer.Typer(
     help="Go through the report: data, both models, training, compression, use, evaluation.", invoke_without_command=True
@@ -75,7 +75,7 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Write the page of a reproduction again, from what its stages stored."""
-    from openafm.recipes.reproduction.runner import read_results
+    from openafm.recipes.reproduction.results import read_results
 
     size, results = read_results(run)
     _finish(run, size, results, json)
@@ -86,8 +86,9 @@ def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> 
     from openafm.recipes.reproduction.page import summary, write_pages
     from openafm.recipes.reproduction.stages import report_stages
 
-    claims = measured_claims(results, size)
-    html, markdown = write_pages(folder, size, report_stages(size), results, claims)
+    stages = report_stages(size)
+    claims = measured_claims(results, stages, size)
+    html, markdown = write_pages(folder, size, stages, results, claims)
     if json:
         print_json(_figures(results, claims) | {"page": str(html), "markdown": str(markdown)})
         return
@@ -113,7 +114,7 @@ def _figures(results: list[StageResult], claims: list[MeasuredClaim]) -> dict[st
 
 
 def _checked(size: str) -> str:
-    from openafm.recipes.reproduction.stages import SIZES
+    from openafm.recipes.reproduction.sizes import SIZES
 
     if size not in SIZES:
         raise UsageError(f"the size '{size}' is not one of {', '.join(SIZES)}")

@@ -88,7 +88,7 @@ class RunResult:
     """The outputs of a finished run and its figures.
 
     `goodput` is the share of the wall time since the first start that was spent in steps; `lost_seconds` is the rest by
-    cause. The acceptance and the passes per token are those of a draft model on held-out conversations, greedy.
+    cause, and `starts` counts the starts of a process that was killed or stopped. The acceptance and the passes per token are those of a draft model on held-out conversations, greedy.
     """
 
     bundle: str
@@ -102,6 +102,7 @@ class RunResult:
     held_out_loss: float | None
     goodput: float
     lost_seconds: dict[str, float]
+    starts: int
     acceptance: float | None = None
     target_passes_per_token: float | None = None
     plain_passes_per_token: float | None = None
@@ -368,6 +369,7 @@ def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftR
         held_out_loss=result.held_out_loss,
         goodput=result.goodput.share,
         lost_seconds={cause: round(seconds, 3) for cause, seconds in result.goodput.lost.items()},
+        starts=result.goodput.starts,
         acceptance=None if report is None else report.acceptance,
         target_passes_per_token=None if report is None else report.target_passes_per_token,
         plain_passes_per_token=None if report is None else report.plain_passes_per_token,

@@ -15,10 +15,13 @@ import pytest
 
 from openafm.cli.main import run
 from openafm.core.errors import UsageError
-from openafm.recipes.reproduction.claims import measured_claims, report_claims
+from openafm.recipes.reproduction.claims import CLAIMS, measured_claims
 from openafm.recipes.reproduction.page import write_pages
-from openafm.recipes.reproduction.runner import StageResult, StageState, kept_stages, read_results, run_stages
-from openafm.recipes.reproduction.stages import SIZES, Command, Stage, report_stages
+from openafm.recipes.reproduction.results import StageResult, StageState, read_results
+from openafm.recipes.reproduction.runner import kept_stages, run_stages
+from openafm.recipes.reproduction.sizes import SIZES
+from openafm.recipes.reproduction.stage import Command, Stage
+from openafm.recipes.reproduction.stages import report_stages
 
 GOOD = Stage(
     name="good", section="1", title="works", commands=(Command(name="list", words=("safety", "taxonomy", "--json")),)
@@ -83,13 +86,14 @@ def test_stages_need_earlier_ones_and_claims_name_stages(size: str) -> None:
     for number, stage in enumerate(stages):
         assert set(stage.needs) <= set(names[:number])
         assert len({command.name for command in stage.commands}) == len(stage.commands)
-    assert {claim.stage for claim in report_claims(size)} <= set(names)
+    commands = {(stage.name, command.name) for stage in stages for command in stage.commands}
+    assert {(claim.stage, claim.command) for claim in CLAIMS} <= commands
 
 
 def test_claims_and_page_come_from_the_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report's own figures of its architecture are measured on its own sizes, so they hold at any size."""
     out = tmp_path / "run"
-    assert run(["reproduce", "--size", "tiny", "--only", "models,responsible_ai", "--out", str(out), "--json"]) == 0
+    assert run(["reproduce", "--size", "tiny", "--only", "models,taxonomy", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     holding = {claim["text"]: claim["ours"] for claim in found["claims"] if claim["holds"]}
     assert holding["sharing keys and values makes the KV cache smaller"] == "-37.5%"
@@ -106,7 +110,7 @@ def test_claims_and_page_come_from_the_outputs(tmp_path: Path, capsys: pytest.Ca
 def test_a_figure_that_an_output_lacks_is_not_measured(tmp_path: Path) -> None:
     stage = report_stages("tiny")[0]
     result = StageResult(name="models", digest="", state=StageState.DONE, figures={"on_device": {}}, seconds=1.0)
-    claims = measured_claims([result], "tiny")
+    claims = measured_claims([result], [stage], "tiny")
     assert all(claim.holds is None for claim in claims)
     assert claims[0].ours.startswith("not measured: the output of models has no")
     html, markdown = write_pages(tmp_path, "tiny", (stage,), [replace(result, reason="<script>")], claims)

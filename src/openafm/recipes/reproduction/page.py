@@ -10,9 +10,10 @@ from string import Template
 
 from openafm import __version__
 from openafm.core.files import atomic_file
-from openafm.recipes.reproduction.claims import MeasuredClaim
-from openafm.recipes.reproduction.runner import LOG, StageResult
-from openafm.recipes.reproduction.stages import Stage
+from openafm.recipes.reproduction.claim import MeasuredClaim
+from openafm.recipes.reproduction.commands import LOG
+from openafm.recipes.reproduction.results import StageResult
+from openafm.recipes.reproduction.stage import Stage
 
 HTML, MARKDOWN = "report.html", "report.md"
 _TITLE = "The report, reproduced"

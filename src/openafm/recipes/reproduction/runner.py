@@ -8,61 +8,36 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
-import os
 import resource
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from openafm import __version__
 from openafm.core.errors import UsageError
-from openafm.core.files import folder_lock, read_document, write_json
-from openafm.recipes.reproduction.stages import Command, Stage
+from openafm.core.files import OutOfSpaceError, folder_lock, read_document, write_json
+from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands
+from openafm.recipes.reproduction.requirements import missing_parts
+from openafm.recipes.reproduction.results import (
+    RESULTS,
+    StageResult,
+    StageState,
+    read_results,
+    reserve_space,
+    result_of,
+    store_results,
+)
+from openafm.recipes.reproduction.stage import Stage
 
-DONE, DIGEST, RESULTS, OUTPUTS, LOG = "done.json", "digest", "results.json", "outputs", "log.txt"
+DONE, DIGEST = "done.json", "digest"
 LEFT_OUT = "left out by --only"
-_LAST_LINES = 6
 _SITE_PAGES = 24
-
-
-class StageState(StrEnum):
-    """What became of a stage."""
-
-    DONE = "done"
-    KEPT = "kept"
-    """Done by an earlier call."""
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    """A stage that it needs, or an optional part of the installation, is missing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageResult:
-    """The outcome of a stage.
-
-    Attributes:
-        figures: the JSON outputs of its commands by name.
-        seconds: wall time of the call that did it.
-        cpu_seconds: CPU time of its processes.
-        reason: why it failed or was skipped, and what to do.
-    """
-
-    name: str
-    digest: str
-    state: StageState
-    figures: dict[str, Any]
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    reason: str = ""
 
 
 def run_stages(
@@ -86,6 +61,7 @@ def run_stages(
         raise UsageError(f"{folder} holds a reproduction of size {held}; use --size {held} or another --out")
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
+        reserve_space(folder)
         for number, stage in enumerate(stages, start=1):
             title = f"[{number:2d}/{len(stages)}] {stage.section:4s} {stage.name}: {stage.title}"
             result = _kept(stage, digests[stage.name], folder)
@@ -96,10 +72,9 @@ def run_stages(
                     )
                 else:
                     report(title)
-                    result = _run(stage, digests[stage.name], folder)
+                    result = _attempt(stage, digests[stage.name], folder)
             results[stage.name] = result
-            stored = [asdict(each) for each in results.values()]
-            write_json(folder / RESULTS, {"size": size, "results": stored})
+            store_results(folder, size, list(results.values()))
             if result.reason != LEFT_OUT:
                 report(_line(title, result))
     return list(results.values())
@@ -126,22 +101,6 @@ def stage_digests(stages: Sequence[Stage]) -> dict[str, str]:
     return digests
 
 
-def read_results(folder: Path) -> tuple[str, list[StageResult]]:
-    """Return the size and the outcomes of the latest call in a folder.
-
-    Raises:
-        UsageError: there was none, or its file is damaged.
-    """
-    path = folder / RESULTS
-    if not path.is_file():
-        raise UsageError(f"{folder} holds no reproduction; run `openafm reproduce --out {folder}`")
-    try:
-        stored = json.loads(read_document(path))
-        return stored["size"], [StageResult(**{**each, "state": StageState(each["state"])}) for each in stored["results"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{path} is damaged; remove it and run `openafm reproduce --out {folder}` again") from error
-
-
 def kept_stages(stages: Sequence[Stage], folder: Path) -> dict[str, StageResult]:
     """Return the stages that are done with their present commands, by name."""
     digests = stage_digests(stages)
@@ -156,7 +115,7 @@ def _kept(stage: Stage, digest: str, folder: Path) -> StageResult | None:
     stored = json.loads(read_document(path))
     if stored["digest"] != digest:
         return None
-    return StageResult(**{**stored, "state": StageState.KEPT})
+    return replace(result_of(stored), state=StageState.KEPT)
 
 
 def _missing(stage: Stage, results: dict[str, StageResult], only: Sequence[str]) -> str | None:
@@ -166,13 +125,18 @@ def _missing(stage: Stage, results: dict[str, StageResult], only: Sequence[str])
     for name in stage.needs:
         if results[name].state in (StageState.FAILED, StageState.SKIPPED):
             return f"needs the stage {name}, which was not done"
-    for each in stage.requires:
-        kind, name = each.split(":")
-        if kind == "program" and shutil.which(name) is None:
-            return f"needs the program {name}, which is not installed"
-        if kind == "module" and importlib.util.find_spec(name) is None:
-            return f"needs the Python module {name}, which is not installed; install the extras images and data"
+    if advice := missing_parts(stage.requires):
+        return f"needs {' and '.join(advice)}"
     return None
+
+
+def _attempt(stage: Stage, digest: str, folder: Path) -> StageResult:
+    """Run a stage; a full disk fails it, and the page still comes."""
+    try:
+        return _run(stage, digest, folder)
+    except (OSError, OutOfSpaceError) as error:
+        reason = f"{error}; if the disk is full, free some space; then repeat the command"
+        return StageResult(name=stage.name, digest=digest, state=StageState.FAILED, figures={}, reason=reason)
 
 
 def _run(stage: Stage, digest: str, folder: Path) -> StageResult:
@@ -180,68 +144,40 @@ def _run(stage: Stage, digest: str, folder: Path) -> StageResult:
     begun = here / DIGEST
     if begun.is_file() and begun.read_text() != digest:
         shutil.rmtree(here)  # outputs of other commands
-    (here / OUTPUTS).mkdir(parents=True, exist_ok=True)
+    here.mkdir(parents=True, exist_ok=True)
     begun.write_text(digest)
     for name, text in stage.files:
         (here / name).write_text(text, encoding="utf-8")
     places = {path.name: str(path) for path in folder.iterdir() if path.is_dir()} | {"here": str(here)}
     started, cpu_before = time.monotonic(), _cpu_of_children()
-    figures: dict[str, Any] = {}
+    notes: list[str] = []
     reason = ""
-    with _site(here) if stage.serves_site else contextlib.nullcontext("") as site:
-        for command in stage.commands:
-            found, reason = _call(command, here, folder, {**places, "site": site})
-            if reason:
-                break
-            if found is not None:
-                figures[command.name] = found
+    with (
+        _site(here) if stage.serves_site else contextlib.nullcontext("") as site,
+        StageCommands(here, folder / "home", {**places, "site": site}) as commands,
+    ):
+        try:
+            for command in stage.commands:
+                if advice := missing_parts(command.requires):
+                    notes.append(f"{command.lost}: needs {' and '.join(advice)}")
+                else:
+                    commands.call(command)
+        except CommandFailedError as error:
+            reason = str(error)
     result = StageResult(
         name=stage.name,
         digest=digest,
         state=StageState.FAILED if reason else StageState.DONE,
-        figures=figures,
+        figures=commands.figures,
         seconds=round(time.monotonic() - started, 1),
         cpu_seconds=round(_cpu_of_children() - cpu_before, 1),
         reason=reason,
+        notes=tuple(notes),
+        command_seconds=commands.seconds,
     )
     if not reason:
         write_json(here / DONE, asdict(result))
     return result
-
-
-def _call(command: Command, here: Path, folder: Path, places: dict[str, str]) -> tuple[Any, str]:
-    """Run a command. Return its JSON output, or None, and why it failed, or an empty text."""
-    words = [_filled(word, places) for word in command.words]
-    output = here / (command.file or f"{OUTPUTS}/{command.name}.json")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OPENAFM_HOME": str(folder / "home")}
-    with output.open("wb") as stdout, (here / LOG).open("ab") as log:
-        log.write(f"$ openafm {' '.join(words)}\n".encode())
-        log.flush()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "openafm", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=log,
-            env=environment,
-            cwd=here,
-        )
-        try:
-            code = process.wait()
-        except BaseException:  # Ctrl-C: the command saves its state and ends
-            process.terminate()
-            process.wait()
-            raise
-    if code != 0:
-        lines = (here / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
-        return None, f"`openafm {words[0]} {words[1]}` ended with {code}; the end of {here / LOG}: {' / '.join(lines)}"
-    return (None if command.file else json.loads(output.read_bytes())), ""
-
-
-def _filled(word: str, places: dict[str, str]) -> str:
-    for name, place in places.items():
-        word = word.replace(f"{{{name}}}", place)
-    return word
 
 
 @contextlib.contextmanager

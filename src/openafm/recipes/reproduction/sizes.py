@@ -1,0 +1,58 @@
+"""The sizes of a reproduction, and the commands that train recipes at them."""
+
+from __future__ import annotations
+
+import json
+
+from openafm.recipes.reproduction.stage import Command
+
+SIZES = ("tiny", "micro", "nano")
+"""`tiny` trains micro models for two steps: it shows that the stages fit together, and no effect."""
+
+_FEW_TEXTS = 400
+
+
+def by_size(size: str, tiny: int, micro: int, nano: int) -> str:
+    """Return the number for a size, as a word of a command."""
+    return str(dict(zip(SIZES, (tiny, micro, nano), strict=True))[size])
+
+
+def recipe_size(size: str) -> str:
+    """Return the size of the recipes' models."""
+    return "micro" if size == "tiny" else size
+
+
+def bundle_of(recipe: str, size: str) -> str:
+    """Return the name of the bundle that `train` writes: the default one, which later recipes start from."""
+    return f"{recipe}-{recipe_size(size)}"
+
+
+def train(recipe: str, size: str, *more: str, kill_rank: bool = False, tiny_steps: int = 2) -> Command:
+    """Return the training of a recipe."""
+    words = ("train", recipe, "--size", recipe_size(size), "--output", f"{{here}}/{recipe}", "--json", *more)
+    return Command(
+        name=recipe, words=(*words, *budget(size, tiny_steps), *_few_documents(recipe, size)), kill_rank=kill_rank
+    )
+
+
+def budget(size: str, tiny_steps: int = 2) -> tuple[str, ...]:
+    """Return the change of a recipe's budget at a size."""
+    return ("--set", f"trainer.budget={steps(tiny_steps)}") if size == "tiny" else ()
+
+
+def steps(number: int) -> str:
+    """Return a budget of steps as a value of `--set`."""
+    return json.dumps({"type": "StepBudget", "num_steps": number})
+
+
+def _few_documents(recipe: str, size: str) -> tuple[str, ...]:
+    """Return the changes that make the corpora of a recipe as small as two steps need."""
+    if size != "tiny":
+        return ()
+    from openafm.recipes.catalog import build_run
+
+    words: list[str] = []
+    for corpus in build_run(recipe, recipe_size(size)).corpora:
+        if hasattr(corpus, "num_examples"):
+            words += ["--set", f"corpora.{corpus.name}.num_examples={_FEW_TEXTS}"]
+    return tuple(words)
