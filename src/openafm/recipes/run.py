@@ -88,7 +88,8 @@ class RunResult:
     """The outputs of a finished run and its figures.
 
     `goodput` is the share of the wall time since the first start that was spent in steps; `lost_seconds` is the rest by
-    cause, and `starts` counts the starts of a process that was killed or stopped. The acceptance and the passes per token are those of a draft model on held-out conversations, greedy.
+    cause; `starts` is above 1 if a process was killed or stopped. The acceptance and the passes per token are those of a
+    draft model on held-out conversations, greedy.
     """
 
     bundle: str

@@ -14,10 +14,8 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from openafm import __version__
 from openafm.core.errors import UsageError

@@ -72,7 +72,7 @@ def _sdk(status: Any) -> tuple[str, bool]:
 def _table(comparison: Any) -> tuple[str, bool]:
     rows = [row for row in comparison["rows"] if row["language"] == "all"]
     worse = sum(row["difference"]["mean"] < 0 and row["difference"]["is_significant"] for row in rows)
-    return f"{len(rows)} features, {worse} of them significantly worse", 0 < len(rows) and worse <= len(rows) // 4
+    return f"{len(rows)} features, {worse} of them significantly worse", len(rows) > 0 and worse <= len(rows) // 4
 
 
 @claim("8", "evaluation/held_out", "held-out tasks", "tables 1 and 2: MMLU, MMMLU, MGSM")
