@@ -31,7 +31,7 @@ _PLACE = re.compile(r"\{([\w.-]+)\}")
 
 
 class CommandFailedError(Exception):
-    """A command failed; the text says which, why, and where its log is. The stage has failed, the reproduction goes on."""
+    """A command failed. The text has its name, the reason and the place of its log. Other stages still run."""
 
 
 @dataclass
