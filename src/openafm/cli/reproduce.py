@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from openafm.core.terminal import escaped
 if TYPE_CHECKING:
     from openafm.recipes.reproduction.claim import MeasuredClaim
     from openafm.recipes.reproduction.results import StageResult
+    from openafm.recipes.reproduction.stage import Stage
 
 app = typer.Typer(
     help="Go through the report: data, both models, training, compression, use, evaluation.", invoke_without_command=True
@@ -33,34 +35,21 @@ def reproduce(
     """Run the stages of the report and write the page of claims. Repeat the command to continue after an interruption."""
     if context.invoked_subcommand is not None:
         return
-    from openafm.recipes.reproduction.runner import check_names, kept_stages, run_stages
+    from openafm.recipes.reproduction.runner import check_names, run_stages
     from openafm.recipes.reproduction.stages import report_stages
 
     stages = report_stages(_checked(size))
     chosen = [name for name in only.split(",") if name]
     check_names(stages, chosen)
+    estimates = _estimates(stages, size, out)
     if plan:
-        done = kept_stages(stages, out)
-        rows = [
-            (
-                stage.section,
-                stage.name,
-                f"done in {done[stage.name].seconds:.0f} s" if stage.name in done else "to run",
-                stage.title,
-            )
-            for stage in stages
-            if not chosen or stage.name in chosen
-        ]
-        if json:
-            print_json([dict(zip(("section", "stage", "state", "title"), row, strict=True)) for row in rows])
-        else:
-            print_table(("section", "stage", "state", "title"), rows)
+        _print_plan([stage for stage in stages if not chosen or stage.name in chosen], stages, out, estimates, json)
         return
 
     def report(line: str) -> None:
         print(escaped(line), file=sys.stderr, flush=True)
 
-    results = run_stages(stages, out, size, chosen, report)
+    results = run_stages(stages, out, size, chosen, report, estimates)
     _finish(out, size, results, json)
     missing = [result.name for result in results if result.name in chosen and result.state == "skipped"]
     if failed := [result.name for result in results if result.state == "failed"] or missing:
@@ -79,6 +68,49 @@ def report(
 
     size, results = read_results(run)
     _finish(run, size, results, json)
+
+
+def _estimates(stages: Sequence[Stage], size: str, folder: Path) -> dict[str, float]:
+    from openafm.recipes.reproduction.calibration import calibrated
+    from openafm.recipes.reproduction.estimates import estimated_seconds
+
+    return estimated_seconds(stages, size, calibrated(size), folder)
+
+
+def _print_plan(
+    chosen: Sequence[Stage], stages: Sequence[Stage], folder: Path, estimates: Mapping[str, float], json: bool
+) -> None:
+    """Print which stages are done, and how long the others take on this machine."""
+    from openafm.recipes.reproduction.forecast import clock_time
+    from openafm.recipes.reproduction.runner import kept_stages
+
+    done = kept_stages(stages, folder)
+    left = {stage.name: estimates[stage.name] for stage in chosen if stage.name not in done}
+    if json:
+        print_json(
+            [
+                {
+                    "section": stage.section,
+                    "stage": stage.name,
+                    "state": "to run" if stage.name in left else "done",
+                    "seconds": round(left.get(stage.name, done[stage.name].seconds if stage.name in done else 0.0), 1),
+                    "title": stage.title,
+                }
+                for stage in chosen
+            ]
+        )
+        return
+    rows = [
+        (
+            stage.section,
+            stage.name,
+            f"about {clock_time(left[stage.name])}" if stage.name in left else f"done in {done[stage.name].seconds:.0f} s",
+            stage.title,
+        )
+        for stage in chosen
+    ]
+    print_table(("section", "stage", "time", "title"), rows)
+    print_text(f"\n{len(left)} stages to run, about {clock_time(sum(left.values()))} on this machine when it is quiet")
 
 
 def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> None:

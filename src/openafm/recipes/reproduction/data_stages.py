@@ -140,7 +140,12 @@ def caption_stages(size: str) -> tuple[Stage, ...]:
                     name="captions",
                     words=(
                         *("data", "caption", "{pairs}/pairs", "--out", "{here}/captioned", "--json"),
-                        *("--levels", "keywords,short,paragraph", "--model", bundle_of("on_device.multimodal_sft", size)),
+                        *(
+                            "--levels",
+                            "keywords,short" if size == "tiny" else "keywords,short,paragraph",
+                            "--model",
+                            bundle_of("on_device.multimodal_sft", size),
+                        ),
                     ),
                 ),
             ),

@@ -13,7 +13,7 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from openafm import __version__
 from openafm.core.errors import UsageError
 from openafm.core.files import OutOfSpaceError, folder_lock, read_document, write_json
 from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands
+from openafm.recipes.reproduction.forecast import Forecast
 from openafm.recipes.reproduction.requirements import missing_parts
 from openafm.recipes.reproduction.results import (
     RESULTS,
@@ -39,13 +40,19 @@ _SITE_PAGES = 24
 
 
 def run_stages(
-    stages: Sequence[Stage], folder: Path, size: str, only: Sequence[str], report: Callable[[str], None]
+    stages: Sequence[Stage],
+    folder: Path,
+    size: str,
+    only: Sequence[str],
+    report: Callable[[str], None],
+    estimates: Mapping[str, float] | None = None,
 ) -> list[StageResult]:
     """Run stages in `folder` and return the outcome of each. `report` receives a line for each event.
 
     Args:
         size: stored beside the results, for the page.
         only: names of the stages to run; the others are kept as they are. Empty: all.
+        estimates: expected seconds of stages by name; the reported ends follow from them and from the stages so far.
 
     Raises:
         UsageError: `only` has a name that is no stage, or the folder holds another size.
@@ -60,6 +67,9 @@ def run_stages(
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
         reserve_space(folder)
+        forecast = Forecast(
+            {each.name: (estimates or {}).get(each.name, 0.0) for each in stages if not only or each.name in only}
+        )
         for number, stage in enumerate(stages, start=1):
             title = f"[{number:2d}/{len(stages)}] {stage.section:4s} {stage.name}: {stage.title}"
             result = _kept(stage, digests[stage.name], folder)
@@ -69,9 +79,10 @@ def run_stages(
                         name=stage.name, digest=digests[stage.name], state=StageState.SKIPPED, figures={}, reason=reason
                     )
                 else:
-                    report(title)
+                    report(f"{title}{forecast.line(stage.name)}")
                     result = _attempt(stage, digests[stage.name], folder)
             results[stage.name] = result
+            forecast.finished(stage.name, result.seconds if result.state is StageState.DONE else 0.0)
             store_results(folder, size, list(results.values()))
             if result.reason != LEFT_OUT:
                 report(_line(title, result))

@@ -153,7 +153,7 @@ def _annotation(size: str) -> Stage:
                 name="tool_use",
                 words=(
                     *("train", "on_device.sft", *sizes, "--data", "{here}/stems.jsonl", "--output", "{here}/run", "--json"),
-                    *("--set", f"trainer.budget={steps(2 if size == 'tiny' else 60)}"),
+                    *steps(2 if size == "tiny" else 60),
                 ),
             ),
         ),
