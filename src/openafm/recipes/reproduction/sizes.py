@@ -14,7 +14,7 @@ BUDGET = "trainer.budget"
 _FEW_TEXTS = 400
 _SHORTER = {
     "micro": {
-        "on_device.text_continued": {"type": "StepBudget", "num_steps": 200},
+        "on_device.text_continued": {"type": "StepBudget", "num_steps": 150},
         "on_device.long_context": {"type": "StepBudget", "num_steps": 30},
         "on_device.reward_model": {"type": "StepBudget", "num_steps": 60},
         "on_device.selection_model": {"type": "StepBudget", "num_steps": 60},
