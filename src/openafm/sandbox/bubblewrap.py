@@ -99,22 +99,59 @@ def run_python(
         raise SandboxMissingError(reason)
     chosen = limits or SandboxLimits()
     with _work_folder() as folder:
-        scratch = _new_scratch(folder)
-        for name, data in {**(files or {}), _MAIN: code.encode()}.items():
-            (scratch / name).write_bytes(data)
-        if os.geteuid() == 0:
-            for path in scratch.iterdir():
-                os.chown(path, _UID, _UID)
+        scratch = _new_scratch(folder, {**(files or {}), _MAIN: code.encode()})
         output = folder / "output"
         with output.open("wb") as stream:
-            exit_code, timed_out = _run(_command(scratch, chosen, ["-I", _MAIN]), stream.fileno(), scratch, chosen)
-        collected = {name: _collected(scratch / name, chosen) for name in collect}
-        return SandboxResult(
-            exit_code=exit_code,
-            output=output.read_bytes()[: 1 << 16].decode("utf-8", "replace"),
-            timed_out=timed_out,
-            files={name: data for name, data in collected.items() if data is not None},
-        )
+            command = _command(scratch, chosen, ["-I", _MAIN])
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env={})
+            exit_code, timed_out = _waited(process, (scratch,), chosen)
+        return _result(folder, exit_code, timed_out, collect, chosen)
+
+
+def run_connected(
+    code: str,
+    other: str,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    collect: Sequence[str] = (),
+    limits: SandboxLimits | None = None,
+) -> SandboxResult:
+    """Run two programs in two sandboxes, each reading what the other one writes, and return the result of the first.
+
+    They share nothing else: neither sees files and processes of the other one. Each has the limits.
+
+    Args:
+        files: files in both working folders.
+
+    Raises:
+        SandboxMissingError: bubblewrap, setpriv or prlimit is missing or does not work here.
+    """
+    reason = sandbox_reason()
+    if reason:
+        raise SandboxMissingError(reason)
+    chosen = limits or SandboxLimits()
+    with _work_folder() as folder, _work_folder() as other_folder, contextlib.ExitStack() as pipes:
+        scratches = [
+            _new_scratch(place, {**(files or {}), _MAIN: program.encode()})
+            for place, program in ((folder, code), (other_folder, other))
+        ]
+        (first_in, other_out), (other_in, first_out) = os.pipe(), os.pipe()
+        for end in (first_in, other_out, other_in, first_out):
+            pipes.callback(os.close, end)
+        stream = pipes.enter_context((folder / "output").open("wb"))
+        ends = ((first_in, first_out, stream.fileno()), (other_in, other_out, subprocess.DEVNULL))
+        processes = [
+            subprocess.Popen(_command(scratch, chosen, ["-I", _MAIN]), stdin=given, stdout=made, stderr=errors, env={})
+            for scratch, (given, made, errors) in zip(scratches, ends, strict=True)
+        ]
+        pipes.close()  # a process reads the end of its input when the other one has ended
+        try:
+            exit_code, timed_out = _waited(processes[0], scratches, chosen)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return _result(folder, exit_code, timed_out, collect, chosen)
 
 
 @functools.cache
@@ -128,7 +165,7 @@ def sandbox_reason() -> str:
             "install them with: apt install bubblewrap util-linux"
         )
     with _work_folder() as folder:
-        command = _command(_new_scratch(folder), SandboxLimits(), ["-I", "-S", "-c", "import os; print(os.getuid())"])
+        command = _command(_new_scratch(folder, {}), SandboxLimits(), ["-I", "-S", "-c", "import os; print(os.getuid())"])
         try:
             probe = subprocess.run(
                 command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL
@@ -155,29 +192,41 @@ def _work_folder() -> Iterator[Path]:
             time.sleep(_CHECK_SECONDS)
 
 
-def _new_scratch(folder: Path) -> Path:
-    """Return a new folder that belongs to the user of the sandbox."""
+def _new_scratch(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Return a new folder with files that belongs to the user of the sandbox."""
     scratch = folder / "scratch"
     scratch.mkdir()
     scratch.chmod(0o711)  # bubblewrap enters it as root without rights over other users' files
+    for name, data in files.items():
+        (scratch / name).write_bytes(data)
     if os.geteuid() == 0:
-        os.chown(scratch, _UID, _UID)
+        for path in (scratch, *scratch.iterdir()):
+            os.chown(path, _UID, _UID)
     return scratch
 
 
-def _run(command: Sequence[str], output: int, scratch: Path, limits: SandboxLimits) -> tuple[int, bool]:
-    """Run a command; return its exit code, and whether it was ended because of the time.
+def _result(folder: Path, exit_code: int, timed_out: bool, collect: Sequence[str], limits: SandboxLimits) -> SandboxResult:
+    collected = {name: _collected(folder / "scratch" / name, limits) for name in collect}
+    return SandboxResult(
+        exit_code=exit_code,
+        output=(folder / "output").read_bytes()[: 1 << 16].decode("utf-8", "replace"),
+        timed_out=timed_out,
+        files={name: data for name, data in collected.items() if data is not None},
+    )
 
-    A run that exceeds the limits of the scratch folder is killed.
+
+def _waited(process: subprocess.Popen[bytes], scratches: Sequence[Path], limits: SandboxLimits) -> tuple[int, bool]:
+    """Wait for a process; return its exit code, and whether it was ended because of the time.
+
+    A run that exceeds the limits of a scratch folder is killed.
     """
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={})
     deadline = time.monotonic() + limits.wall_seconds
     while True:
         try:
             return process.wait(min(_CHECK_SECONDS, max(deadline - time.monotonic(), 0))), False
         except subprocess.TimeoutExpired:
             is_late = time.monotonic() >= deadline
-            if is_late or _exceeds(scratch, limits):
+            if is_late or any(_exceeds(scratch, limits) for scratch in scratches):
                 process.kill()  # the namespace of its processes ends with it
                 return process.wait(), is_late
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-import secrets
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 
-from openafm.sandbox.bubblewrap import SandboxLimits, run_python
-from openafm.sandbox.compared_outside import VALUES_FILE, split
+from openafm.sandbox.bubblewrap import SandboxLimits, run_connected
+from openafm.sandbox.exchange import VERDICT
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 
@@ -19,17 +21,25 @@ def python_of(text: str) -> str | None:
 
 
 def passes_tests(code: str, tests: str, limits: SandboxLimits | None = None) -> bool:
-    """Return whether code and the statements after it run to their end. Code that exits early does not pass.
+    """Return whether the statements of tests run to their end with the functions of an answer.
 
-    `assert CALL == LITERAL` is decided outside the sandbox: code passes it only with the value. Other statements run beside
-    the code, which can forge their success if it inspects its interpreter.
+    The answer runs in a sandbox of its own and returns data (`exchange`). Tests, what they expect and the verdict are in
+    another one, which the answer cannot see: it passes only with the values. Tests that compare instances of the answer's
+    own classes with each other fail; those that compare their attributes do not.
 
     Raises:
         SandboxMissingError: there is no sandbox on this machine.
     """
-    token = secrets.token_hex(16)  # keeps an early exit from passing, not code that looks for the token in its program
-    comparisons = split(tests)
-    program = f"{code}\n{comparisons.statements}\nprint('\\n{token}')\n"
-    result = run_python(program, collect=(VALUES_FILE,), limits=limits)
-    has_ended = result.exit_code == 0 and not result.timed_out and result.output.rstrip().endswith(token)
-    return has_ended and comparisons.hold(result.files.get(VALUES_FILE))
+    result = run_connected(
+        _program("tests_side", tests), _program("answer_side", code), files=_exchange(), collect=(VERDICT,), limits=limits
+    )
+    return result.exit_code == 0 and not result.timed_out and VERDICT in result.files
+
+
+def _program(side: str, text: str) -> str:
+    return f"import sys\nsys.path.insert(0, '.')\nfrom exchange import {side}\n{side}({text!r})\n"
+
+
+@cache
+def _exchange() -> Mapping[str, bytes]:
+    return {"exchange.py": files("openafm.sandbox").joinpath("exchange.py").read_bytes()}

@@ -1,8 +1,7 @@
 """Code execution: the code of an answer runs in the sandbox, and its tests decide.
 
-What the code must return or print never enters the sandbox where `cases` are used: the code runs with the input, and the
-result is compared outside. So are statements of `tests` of the form `assert CALL == LITERAL`. Other statements run beside
-the code; code that inspects its interpreter could forge their result, so prefer `cases`.
+What the code must return or print never enters its sandbox. With `cases` the code runs with the input, and the result is
+compared outside. `tests` run in a sandbox of their own, to which the code returns data.
 """
 
 from __future__ import annotations
