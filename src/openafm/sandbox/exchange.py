@@ -26,10 +26,10 @@ from typing import IO, Any
 VERDICT = "verdict"
 _MOST_CHARACTERS = 1 << 25  # of one message
 _MOST_ITEMS = 100_000  # of a generator, which crosses as its items
-_SAFE_MODULES = frozenset(
-    ["_bisect", "_collections", "_functools", "_heapq", "_operator", "bisect", "builtins", "collections", "datetime"]
-    + ["decimal", "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "typing"]
-)
+_SAFE_MODULES = (
+    "_bisect", "_collections", "_functools", "_heapq", "_operator", "bisect", "builtins", "collections", "datetime",
+    "decimal", "fractions", "functools", "heapq", "itertools", "math", "operator", "re", "statistics", "string", "typing",
+)  # fmt: skip
 """Modules whose functions an answer may return or define for tests."""
 _LIBRARIES = {"np": "numpy", "pd": "pandas"}
 # A foreign object must not answer for a string or a number: `assert f(x).startswith("a")`.
