@@ -196,8 +196,8 @@ class Peer:
         if isinstance(value, (types.GeneratorType, map, filter, zip, enumerate)):
             return ["iterator", [self.encoded(item) for item, _ in zip(value, range(_MOST_ITEMS), strict=False)]]
         if type(value).__module__ == "numpy":
-            kind = "list" if getattr(value, "ndim", 0) == 0 else "ndarray"
-            return self.encoded(value.item()) if kind == "list" else ["ndarray", [value.dtype.str, value.tolist()]]
+            is_scalar = getattr(value, "ndim", 0) == 0
+            return self.encoded(value.item()) if is_scalar else ["ndarray", [value.dtype.str, value.tolist()]]
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__]
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
