@@ -24,7 +24,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextlib.contextmanager
-def opened_page(browser: Browser, address: str) -> Iterator[Page]:
+def opened_page(browser: Browser, address: str, fragment: str = "") -> Iterator[Page]:
     """Open the playground. Errors of scripts and requests to other origins fail the test."""
     context = browser.new_context(color_scheme="light", viewport={"width": 1200, "height": 800})
     page = context.new_page()
@@ -32,7 +32,7 @@ def opened_page(browser: Browser, address: str) -> Iterator[Page]:
     errors, requests = list[Any](), list[str]()
     page.on("pageerror", lambda error: errors.append(error))
     page.on("request", lambda request: requests.append(request.url))
-    page.goto(address)
+    page.goto(f"{address}/{fragment}")
     page.wait_for_selector("#settings select[name=model] option", state="attached")
     yield page
     context.close()

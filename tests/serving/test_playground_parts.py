@@ -52,6 +52,9 @@ class Meeting:
 """
 
 
+TOKEN = "of-this-start"
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server with Python tools and types."""
@@ -59,13 +62,13 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     (folder / "playground_tools.py").write_text(TOOLS)
     (folder / "playground_types.py").write_text(TYPES)
     files = {"tool_files": (str(folder / "playground_tools.py"),), "type_files": (str(folder / "playground_types.py"),)}
-    with running_server(**files) as url:
+    with running_server(**files, tool_token=TOKEN) as url:
         yield url.replace("127.0.0.1", "localhost")
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    with opened_page(browser, address) as page:
+    with opened_page(browser, address, f"#token={TOKEN}") as page:
         yield page
 
 
@@ -81,15 +84,19 @@ def test_python_tools_run_after_a_confirmation(page: Page) -> None:
     page.get_by_role("button", name="Return outputs").click()
     page.wait_for_selector(".answer .text")
     assert len(calls) == 1
+    assert TOKEN not in page.url  # nor in the history of the browser
 
 
 def test_calls_of_tools_over_http(address: str) -> None:
-    token = {"x-playground-token": http.get(f"{address}/playground/tools").headers["x-playground-token"]}
+    token = {"x-playground-token": TOKEN}
 
     def call(name: str, **arguments: str) -> tuple[int, dict[str, object]]:
         reply = http.post(f"{address}/playground/tools/call", json={"name": name, "arguments": arguments}, headers=token)
         return reply.status_code, reply.json()
 
+    for path in ("/", "/playground/tools", "/playground/schemas", "/playground/api.js"):
+        shown = http.get(f"{address}{path}")
+        assert TOKEN not in shown.text + str(shown.headers)  # other programs of this machine can read these
     assert call("weather", city="Oslo") == (200, {"output": "python says sun in Oslo"})
     assert call("failing", city="Oslo")[0] == 500
     assert call("os.system", command="true")[0] == 404

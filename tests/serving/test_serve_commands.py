@@ -6,7 +6,9 @@ import datetime
 import ipaddress
 import json
 import ssl
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -51,6 +53,37 @@ def test_play_opens_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert run(["play", "--model", "nano"]) == 0
     wait_until(lambda: opened != [])
     assert opened[0] in capsys.readouterr().out
+
+
+def test_play_passes_the_token_of_tools_through_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[str] = []
+    pages: list[str] = []
+
+    def serve(config: ServerConfig, bound: object, announce: Callable[[], None]) -> None:
+        announce()
+        wait_until(lambda: opened != [])
+        file = Path(urlsplit(opened[0]).path)
+        assert file.parent.stat().st_mode & 0o077 == 0
+        pages.append(file.read_text())
+        assert f"#token={config.tool_token}" in pages[0]
+
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setattr("openafm.serving.server.serve", serve)
+    assert run(["play", "--model", "nano", "--tools", str(tmp_path / "tools.py")]) == 0
+    shown = capsys.readouterr().out.splitlines()[0]
+    assert "/#token=" in shown
+    assert shown in pages[0]
+    assert "token" not in opened[0]  # other people on the machine can read the command line of the browser
+
+
+def test_play_shows_no_address_before_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty_tools.py").write_text("")
+    assert run(["play", "--model", "nano", "--tools", str(tmp_path / "empty_tools.py"), "--no-browser"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "has no tools" in shown.err
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -65,7 +65,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; other addresses than loopback ones need accounts.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8010,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8011,
     accounts: Annotated[bool, typer.Option("--accounts", help="People sign in on a loopback address too.")] = False,
     public_url: Annotated[str, typer.Option(help="How browsers reach the server, if a proxy is before it.")] = "",
     database: DatabaseOption = "",
@@ -113,7 +113,7 @@ def serve(
 def invite(
     project: ProjectArgument,
     role: Annotated[str, typer.Option(help="annotator, reviewer or admin.")] = "annotator",
-    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://localhost:8010",
+    url: Annotated[str, typer.Option(help="Address of the server.")] = "http://localhost:8011",
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:

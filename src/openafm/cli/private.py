@@ -110,7 +110,7 @@ def cosign(
 
 @log_app.command("serve")
 def serve_log(
-    folder: LogArgument, host: HostOption = "127.0.0.1", port: PortOption = 8010, json: JsonOption = False
+    folder: LogArgument, host: HostOption = "127.0.0.1", port: PortOption = 8030, json: JsonOption = False
 ) -> None:
     """Serve a log over HTTP. It is public and needs no key. Ctrl-C stops the server."""
     from openafm.serving.private.log_server import build_log_server

@@ -62,7 +62,7 @@ def build_routes(config: ServerConfig, routers: Sequence[APIRouter] = ROUTERS) -
     app = FastAPI(title="openafm", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = service
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
-    app.state.user_code = load_user_code(config.tool_files, config.type_files)
+    app.state.user_code = load_user_code(config.tool_files, config.type_files, config.tool_token)
     for router in routers:
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):

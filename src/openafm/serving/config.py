@@ -41,7 +41,8 @@ class ServerConfig(Config):
         max_connections: open connections; further ones are answered with 503.
         private: folder of a private node, which answers encrypted requests only; empty: an ordinary server.
         tool_files, type_files: Python files or modules with tools and generable classes for the playground; loopback
-            addresses only, because every client could run the tools.
+            addresses only.
+        tool_token: what calls of these tools need, in the fragment of the page's address; empty: no page can call them.
         max_stored_responses, max_stored_bytes: limits of the conversations that /v1/responses stores; the oldest is dropped.
     """
 
@@ -71,6 +72,7 @@ class ServerConfig(Config):
     max_stored_bytes: int = 64 << 20
     tool_files: tuple[str, ...] = ()
     type_files: tuple[str, ...] = ()
+    tool_token: str = ""
 
     def __post_init__(self) -> None:
         self.require(0 <= self.port < 65536, f"port must lie in 0..65535, got {self.port}")

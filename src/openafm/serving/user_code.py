@@ -15,21 +15,32 @@ from openafm.framework.tools.tool import Tool, ToolLimits, by_name
 from openafm.serving.config import ServerSetupError
 
 
+def new_token() -> str:
+    """Return a token that cannot be guessed."""
+    return secrets.token_urlsafe(32)
+
+
 @dataclass(frozen=True, kw_only=True)
 class UserCode:
-    """Hold the tools and the schemas of imported files, by name, and the token that calls of the tools need."""
+    """Hold the tools and the schemas of imported files, by name, and the token that calls of the tools need.
+
+    `openafm play` passes the token in the fragment of the page's address, which no other program of the machine reads.
+    """
 
     runner: ToolRunner = field(default_factory=lambda: ToolRunner(tools={}, limits=ToolLimits()))
     schemas: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    token: str = field(default_factory=new_token, repr=False)
 
     @property
     def tools(self) -> Mapping[str, Tool]:
         return self.runner.tools
 
 
-def load_user_code(tool_files: Sequence[str], type_files: Sequence[str]) -> UserCode:
+def load_user_code(tool_files: Sequence[str], type_files: Sequence[str], token: str = "") -> UserCode:
     """Import files, or modules by name, and return their tools and the schemas of their `@generable` classes.
+
+    Args:
+        token: what calls of the tools need; empty: a new one, which no page has.
 
     Raises:
         ServerSetupError: a file has no tool or no generable class, or a type cannot be generated.
@@ -51,7 +62,8 @@ def load_user_code(tool_files: Sequence[str], type_files: Sequence[str]) -> User
         except FoundationModelsError as error:
             raise ServerSetupError(f"a class of {file} cannot be generated: {error}") from error
     try:
-        return UserCode(runner=ToolRunner(tools=by_name(tools), limits=ToolLimits()), schemas=schemas)
+        runner = ToolRunner(tools=by_name(tools), limits=ToolLimits())
+        return UserCode(runner=runner, schemas=schemas, token=token or new_token())
     except ValueError as error:
         raise ServerSetupError(f"{error}; the tools of all files need different names") from error
 

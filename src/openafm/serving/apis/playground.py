@@ -69,9 +69,8 @@ Code = Annotated[UserCode, Depends(_user_code)]
 
 
 @router.get("/tools")
-async def tools(code: Code, response: Response) -> list[dict[str, Any]]:
-    """List the Python tools of this server. A header has the token that calls need."""
-    response.headers[TOKEN_HEADER] = code.token
+async def tools(code: Code) -> list[dict[str, Any]]:
+    """List the Python tools of this server."""
     definitions = [tool.definition() for tool in code.tools.values()]
     return [{"name": each.name, "description": each.description, "parameters": each.parameters} for each in definitions]
 
@@ -84,9 +83,13 @@ async def schemas(code: Code) -> dict[str, Any]:
 
 @router.post("/tools/call")
 async def call(body: CallRequest, code: Code, request: Request) -> dict[str, str]:
-    """Run a Python tool and return its output as text. The token shows that the call is from a page of this server."""
+    """Run a Python tool and return its output as text. The token shows that the call is from the user's own page."""
     if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), code.token.encode()):
-        raise ApiError(403, "the token of the playground is missing or old; reload the page", code="forbidden")
+        raise ApiError(
+            403,
+            "the token of the playground is missing or old; open the address that `openafm play` shows",
+            code="forbidden",
+        )
     if body.name not in code.tools:
         raise ApiError(404, f"this server has no Python tool '{body.name[:80]}'; start it with --tools", code="not_found")
     try:

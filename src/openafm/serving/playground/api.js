@@ -1,7 +1,16 @@
 // Calls of the server. All of them go to the page's own origin.
 
 const TOKEN_HEADER = "x-playground-token";
-let token = ""; // calls of Python tools need it
+const token = readToken(); // calls of Python tools need it
+
+/** Return the token in the fragment of the page's address, and keep it for reloads of this tab only. */
+function readToken() {
+  if (location.hash.startsWith("#token=")) {
+    sessionStorage.setItem("token", location.hash.slice("#token=".length));
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+  return sessionStorage.getItem("token") ?? "";
+}
 
 const post = (path, body, signal, headers = {}) =>
   fetch(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", ...headers }, signal });
@@ -32,7 +41,6 @@ export async function userCode() {
   const [tools, schemas] = await Promise.all(["playground/tools", "playground/schemas"].map((path) => fetch(path)));
   if (!tools.ok) throw await failure(tools);
   if (!schemas.ok) throw await failure(schemas);
-  token = tools.headers.get(TOKEN_HEADER) ?? "";
   return { tools: await tools.json(), schemas: await schemas.json() };
 }
 
