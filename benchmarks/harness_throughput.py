@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import logging
 import math
+import os
 import sys
 import tempfile
 import time
@@ -67,6 +68,7 @@ def measure(data: Path, *, quick: bool) -> dict[str, Any]:
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
+    os.environ["OPENAFM_THREADS"] = "1"
     num_choices, num_generations = (24, 8) if quick else (100, 40)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -30,7 +30,7 @@ def replay_data(samples_per_step: int, row_tokens: int) -> LoaderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RLConfig(Config):
-    """A run. At lag 0, equal configs give bit-identical weights for any number of generators.
+    """A run. At lag 0, equal configs give bit-identical weights on one machine for any number of generators.
 
     Attributes:
         prompts: the prompts of the run.
@@ -46,6 +46,8 @@ class RLConfig(Config):
         groups_per_task: prompts that one task of a generator samples together; a divisor of the prompts of a step. At lag 0
             weights depend on it by rounding.
         max_rows: samples that a generator decodes together.
+        engine: `fastest` samples with the native engine where it can take new weights of the policy, else with torch; its
+            log-probabilities differ from those of the trainer by rounding (about 1e-5). `torch` always samples with torch.
         task_seconds: wall time of a task after which its generator counts as hung and is replaced.
         max_attempts: a task that fails as often is dropped, with its prompts.
         samples_logged: samples of each step in the log.
@@ -57,6 +59,7 @@ class RLConfig(Config):
         "swap",
         "groups_per_task",
         "max_rows",
+        "engine",
         "task_seconds",
         "max_attempts",
         "samples_logged",
@@ -75,6 +78,7 @@ class RLConfig(Config):
     swap: Literal["samples", "tokens"] = "samples"
     groups_per_task: int = 1
     max_rows: int = MAX_ROWS
+    engine: Literal["fastest", "torch"] = "fastest"
     task_seconds: float = 600.0
     max_attempts: int = 3
     samples_logged: int = 2

@@ -3,7 +3,7 @@
 Continuous batching: the next group starts as soon as its samples fit beside those that are not complete. A prompt is
 prefilled once for its group. The tokens depend on the weights, the seeds and the groups of the call, not on timing.
 
-Shape suffixes: N tokens after the prompt, V vocabulary.
+Shape suffixes: N tokens after the prompt, R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import FinishReason, Sample
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
 from openafm.runtime.decoding.prefill import prefill
+from openafm.runtime.decoding.row_sampling import sample_rows
 from openafm.runtime.decoding.sampling import RandomConfig, Sampler
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.base import Sequence as EngineSequence
@@ -103,8 +104,7 @@ class GroupDecoder:
             if rows:
                 before_step()
                 logits = self.engine.step([(row.sequence, row.take_waiting()) for row in rows])
-                for row, logits_V in zip(rows, logits, strict=True):
-                    row.advance(logits_V)
+                self._advance(rows, np.stack(logits))
 
     def grammar(self, prompt: RLPrompt) -> Grammar | None:
         """Return the grammar of the answer; None if the prompt has no response format."""
@@ -133,9 +133,24 @@ class GroupDecoder:
         for index, (seed, environment) in enumerate(zip(request.seeds, request.environments, strict=True)):
             sequence = shared if index == len(request.seeds) - 1 else self.engine.fork(shared)
             row = _Row(self, request.prompt, sequence, environment, grammar, seed)
-            row.advance(logits_V.copy())
             rows.append(row)
+        self._advance(rows, np.tile(logits_V, (len(rows), 1)))
         return _Group(request, tokens, rows)
+
+    def _advance(self, rows: Sequence[_Row], logits_RV: npt.NDArray[np.float32]) -> None:
+        """Choose the next token of each row; those of rows without a grammar together."""
+        logits_RV = logits_RV[:, : self.tokenizer.vocab_size]
+        free = [index for index, row in enumerate(rows) if row.matcher is None]
+        if free:
+            free_RV, free_rows = logits_RV[free], [rows[index] for index in free]
+            positions = [row.num_tokens for row in free_rows]
+            tokens = sample_rows([row.sampler for row in free_rows], free_RV, positions)
+            log_probs = _log_probs(free_RV, tokens, self.temperature).tolist()
+            for row, token, log_prob in zip(free_rows, tokens, log_probs, strict=True):
+                row.take(token, log_prob)
+        for row, logits_V in zip(rows, logits_RV, strict=True):
+            if row.matcher is not None:
+                row.advance(logits_V)
 
 
 class _Group:
@@ -189,8 +204,8 @@ class _Row:
         seed: int,
     ) -> None:
         self._decoder, self._prompt, self.sequence, self._environment = decoder, prompt, sequence, environment
-        self._matcher: Matcher | None = None if grammar is None else grammar.matcher()
-        self._sampler: Sampler = RandomConfig(temperature=decoder.temperature, seed=seed).build()
+        self.matcher: Matcher | None = None if grammar is None else grammar.matcher()
+        self.sampler: Sampler = RandomConfig(temperature=decoder.temperature, seed=seed).build()
         self._tokens, self._turns = _Tokens(), list[AssistantTurn | ToolTurn]()
         self._turn_start = self._num_fed = 0
         self.finish: FinishReason | None = None
@@ -201,30 +216,43 @@ class _Row:
         self._num_fed = len(self._tokens.ids)
         return waiting
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens.ids)
+
     def advance(self, logits_V: npt.NDArray[np.float32]) -> None:
-        """Choose the next token, and append the tokens up to the next choice: forced ones and outputs of tools."""
-        self._choose(logits_V[: self._decoder.tokenizer.vocab_size])
-        while self.finish is None and self._matcher is not None and (forced := self._matcher.forced()):
+        """Choose the next token under the grammar, and append those that it forces after it."""
+        self._choose(logits_V)
+        while self.finish is None and self.matcher is not None and (forced := self.matcher.forced()):
             self._append(forced[0], None, None)
+        self._check_length()
+
+    def take(self, token: int, log_prob: float) -> None:
+        """Append a token that was chosen without a grammar, and the outputs of tools that it calls."""
+        self._append(token, log_prob, None)
+        self._check_length()
+
+    def _check_length(self) -> None:
         has_room = self.sequence.length + len(self._tokens.ids) - self._num_fed < self._decoder.engine.context_length
         if self.finish is None and (len(self._tokens.ids) >= self._decoder.max_tokens or not has_room):
             self._end("length")
 
     def _choose(self, logits_V: npt.NDArray[np.float32]) -> None:
-        if self._matcher is not None and (forced := self._matcher.forced()):
+        if self.matcher is not None and (forced := self.matcher.forced()):
             self._append(forced[0], None, None)
             return
         support = None
-        if self._matcher is not None:
-            self._matcher.apply(logits_V)
+        if self.matcher is not None:
+            self.matcher.apply(logits_V)
             support = np.packbits(logits_V > -np.inf, bitorder="little")
-        token = self._sampler.sample(logits_V, len(self._tokens.ids))
-        self._append(token, _log_prob(logits_V, token, self._decoder.temperature), support)
+        token = self.sampler.sample(logits_V, len(self._tokens.ids))
+        (log_prob,) = _log_probs(logits_V[None], [token], self._decoder.temperature).tolist()
+        self._append(token, log_prob, support)
 
     def _append(self, token: int, log_prob: float | None, support: npt.NDArray[np.uint8] | None) -> None:
         self._tokens.append(token, self._decoder.engine.weights_version, log_prob, support)
-        if self._matcher is not None:
-            self._matcher.accept((token,))
+        if self.matcher is not None:
+            self.matcher.accept((token,))
         if token in self._decoder.stop_tokens:
             self._end_turn()
 
@@ -282,15 +310,18 @@ class _Row:
 
     def _support(self) -> npt.NDArray[np.uint8] | None:
         """Return the bit masks; tokens that were not chosen have none set."""
-        if self._matcher is None:
+        if self.matcher is None:
             return None
         width = math.ceil(self._decoder.tokenizer.vocab_size / 8)
         empty = np.zeros(width, np.uint8)
         return np.stack([empty if mask is None else mask for mask in self._tokens.support])
 
 
-def _log_prob(logits_V: npt.NDArray[np.float32], token: int, temperature: float) -> float:
-    """Return the log-probability of a token at a temperature; without top-k and top-p one pass suffices."""
-    scaled_V = (logits_V - logits_V[token]) / np.float32(temperature)
-    highest = float(scaled_V.max())
-    return -highest - math.log(float(np.exp(scaled_V - highest).sum(dtype=np.float64)))
+def _log_probs(logits_RV: npt.NDArray[np.float32], tokens: Sequence[int], temperature: float) -> npt.NDArray[np.float64]:
+    """Return the log-probability of each row's token at a temperature; without top-k and top-p one pass suffices."""
+    chosen_R1 = np.take_along_axis(logits_RV, np.array(tokens)[:, None], axis=1)
+    scaled_RV = (logits_RV - chosen_R1) / np.float32(temperature)
+    highest_R1 = scaled_RV.max(axis=1, keepdims=True)
+    sums_R = np.exp(scaled_RV - highest_R1).sum(axis=1, dtype=np.float64)
+    log_probs_R: npt.NDArray[np.float64] = -highest_R1[:, 0].astype(np.float64) - np.log(sums_R)
+    return log_probs_R

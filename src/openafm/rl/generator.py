@@ -211,9 +211,14 @@ def _policy_engine(config: RLConfig) -> Engine:
 
 
 def _bundle_engine(config: RLConfig) -> Engine:
+    from openafm.runtime.engines.selection import open_engine
     from openafm.runtime.engines.torch_engine import TorchEngine
+    from openafm.runtime.native.support import takes_new_weights
 
-    return TorchEngine.open(open_bundle(_start(config)))
+    bundle = open_bundle(_start(config))
+    if config.engine == "fastest" and takes_new_weights(bundle):
+        return open_engine(bundle, num_threads=1)
+    return TorchEngine.open(bundle)
 
 
 def _reference(bundle: Bundle) -> Decoder:

@@ -20,7 +20,6 @@ from openafm.bundle import FULL_PRECISION, Bundle, RecoveryAdapter, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import packed_tensors
-from openafm.runtime.engines.selection import open_engine
 from openafm.runtime.engines.shared_weights import _bases
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -64,9 +63,7 @@ def adapter(path: Path, bundle: Bundle, seed: int) -> AdapterPackage:
 
 
 def opened(bundle: Bundle, with_adapter: AdapterPackage | None = None) -> TorchEngine:
-    engine = open_engine(bundle, with_adapter)
-    assert isinstance(engine, TorchEngine)
-    return engine
+    return TorchEngine.open(bundle, with_adapter)
 
 
 def last_logits(engine: TorchEngine, tokens: list[int]) -> NDArray[np.float32]:
@@ -138,7 +135,7 @@ def test_a_rejected_adapter_does_not_affect_other_engines(tmp_path: Path) -> Non
     before = last_logits(engine, tokens)
     foreign = adapter(tmp_path / "a", write(tmp_path / "other", "compressed", seed=4), 1)
     with pytest.raises(AdapterMismatchError, match=bundle.signature):
-        open_engine(bundle, foreign)
+        TorchEngine.open(bundle, foreign)
     assert np.array_equal(last_logits(opened(bundle), tokens), before)
 
 

@@ -17,6 +17,7 @@ from openafm.adapters.package import AdapterMismatchError, AdapterTamperedError,
 from openafm.bundle import Bundle, RecoveryAdapter, shipped_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
+from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.runtime.engines import selection as engines
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.selection import EngineChoiceError, open_engine
@@ -53,17 +54,23 @@ def logits(engine: Engine) -> np.ndarray:
     return engine.step([(engine.new_sequence(), TOKENS)])[0]
 
 
-def plain_bundle(path: Path) -> Bundle:
+BFLOAT16 = Numerics(activations="bfloat16", kv="bfloat16")
+
+
+def plain_bundle(path: Path, numerics: Numerics = FULL_PRECISION) -> Bundle:
     from openafm.bundle import write_bundle
 
     base = compressed_bundle()
     tensors = {name: tensor.detach().numpy() for name, tensor in base.config.build(seed=0).state_dict().items()}
-    return write_bundle(path, config=base.config, tokenizer=base.tokenizer, template=base.template, tensors=tensors)
+    return write_bundle(
+        path, config=base.config, tokenizer=base.tokenizer, template=base.template, tensors=tensors, numerics=numerics
+    )
 
 
-def test_a_compressed_bundle_runs_natively_and_a_plain_one_does_not(tmp_path: Path) -> None:
+def test_compressed_and_plain_bundles_run_natively_and_bfloat16_activations_do_not(tmp_path: Path) -> None:
     assert isinstance(open_engine(compressed_bundle()), NativeEngine)
-    assert isinstance(open_engine(plain_bundle(tmp_path / "plain")), TorchEngine)
+    assert isinstance(open_engine(plain_bundle(tmp_path / "plain")), NativeEngine)
+    assert isinstance(open_engine(plain_bundle(tmp_path / "bf16", BFLOAT16)), TorchEngine)
 
 
 def test_the_shipped_model_runs_natively() -> None:
@@ -83,8 +90,8 @@ def test_an_invalid_choice_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     with pytest.raises(EngineChoiceError, match="fast"):
         open_engine(compressed_bundle())
     monkeypatch.setenv("OPENAFM_ENGINE", "native")
-    with pytest.raises(EngineChoiceError, match="float32"):
-        open_engine(plain_bundle(tmp_path / "plain"))
+    with pytest.raises(EngineChoiceError, match="bfloat16"):
+        open_engine(plain_bundle(tmp_path / "bf16", BFLOAT16))
 
 
 @pytest.mark.usefixtures("no_compiler")

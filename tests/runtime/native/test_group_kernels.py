@@ -1,9 +1,11 @@
-"""Products of groups of 4 and 8 bits and of bfloat16, of all kernel sets, against a plain dequantize-and-multiply.
+"""Products of groups of 4 and 8 bits, of bfloat16 and of fp32, of all kernel sets, against a plain dequantize-and-multiply.
 
 Shapes: N rows, R outputs, I inputs.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,13 +107,17 @@ def test_the_largest_sums_of_groups_do_not_overflow(name: str, weights: str, num
 
 
 @every_kernel
-@pytest.mark.parametrize("weights", ["int4_group64", "int4_symmetric_group32", "int8_group128", "int8_per_row", "bfloat16"])
+@pytest.mark.parametrize(
+    "weights", ["int4_group64", "int4_symmetric_group32", "int8_group128", "int8_per_row", "bfloat16", "float32"]
+)
 def test_a_row_of_any_format_does_not_depend_on_the_batch(name: str, weights: str) -> None:
     draw = np.random.default_rng(0)
     x_NI = draw.standard_normal((max(MANY_ROWS), 384)).astype(np.float32)
     one, many = Kernels(name), Kernels(name, num_threads=3)
     if weights == "bfloat16":
         tensors = {"": draw.integers(0x3C00, 0x3E00, (130, 384)).astype(np.uint16)}
+    elif weights == "float32":
+        tensors = {"": draw.standard_normal((130, 384)).astype(np.float32)}
     else:
         tensors = _tensors(random_matrix(draw, weights, 130, 384))
     struct, _held = one.matrix(weights, tensors, (130, 384))
@@ -122,17 +128,26 @@ def test_a_row_of_any_format_does_not_depend_on_the_batch(name: str, weights: st
 
 @needs_compiler
 @settings(max_examples=40, deadline=None)
-@given(kernel_of_any, st.integers(1, 70), st.integers(1, 90), st.integers(1, 9), st.integers(0, 2**31))
-def test_bfloat16_multiplies_unrounded_inputs(
-    name: str, num_outputs: int, num_inputs: int, num_rows: int, seed: int
+@given(
+    kernel_of_any,
+    st.sampled_from(["bfloat16", "float32"]),
+    st.integers(1, 70),
+    st.integers(1, 90),
+    st.integers(1, 13),
+    st.integers(0, 2**31),
+)
+def test_floating_point_weights_multiply_unrounded_inputs(
+    name: str, weights: str, num_outputs: int, num_inputs: int, num_rows: int, seed: int
 ) -> None:
     draw = np.random.default_rng(seed)
     weight_RI = draw.standard_normal((num_outputs, num_inputs)).astype(np.float32)
-    stored_RI = (weight_RI.view(np.uint32) >> 16).astype(np.uint16)
-    weight_RI = (stored_RI.astype(np.uint32) << 16).view(np.float32)
+    stored_RI: NDArray[Any] = weight_RI
+    if weights == "bfloat16":
+        stored_RI = (weight_RI.view(np.uint32) >> 16).astype(np.uint16)
+        weight_RI = (stored_RI.astype(np.uint32) << 16).view(np.float32)
     x_NI = draw.standard_normal((num_rows, num_inputs)).astype(np.float32)
     kernels = Kernels(name)
-    struct, _held = kernels.matrix("bfloat16", {"": stored_RI}, weight_RI.shape)
+    struct, _held = kernels.matrix(weights, {"": stored_RI}, weight_RI.shape)
     bound_NR = 1e-6 * np.abs(x_NI).astype(np.float64) @ np.abs(weight_RI).T.astype(np.float64)
     _close(kernels.multiply(struct, x_NI), x_NI.astype(np.float64) @ weight_RI.T.astype(np.float64), bound_NR)
     _same_bits(kernels.rows(struct), weight_RI)

@@ -51,9 +51,9 @@ class Adapter:
 class Kernels:
     """The kernels of one instruction set, with numpy arrays."""
 
-    def __init__(self, name: str, zero: float = 1.5, num_threads: int = 1) -> None:
+    def __init__(self, name: str, zero: float = 1.5, num_threads: int = 1, *, float_cache: bool = False) -> None:
         self.library = native_library()
-        self._config = ModelStruct(level_zero=zero)
+        self._config = ModelStruct(level_zero=zero, float_cache=float_cache)
         self._model = self.library.oa_model_new(ctypes.byref(self._config), num_threads, name.encode())
         assert self._model
 

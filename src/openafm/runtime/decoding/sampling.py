@@ -16,7 +16,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from openafm.core.config import Config
 from openafm.core.errors import OpenAFMError
 
 # exp(-46) is 1e-20: tokens this far below the likeliest one are drawn less than once in 1e14 draws.
-_NEGLIGIBLE = 46.0
+NEGLIGIBLE = 46.0
 _LOWEST_LOGIT = float(np.finfo(np.float32).min)
 _GROUP = 64  # logits that share a maximum when the top k are looked for
 _BLOCK = 8192  # random numbers computed at once: 64 KiB stay in the cache
@@ -101,22 +101,24 @@ class RandomConfig(SamplingConfig):
         self.require(in_range, f"typical_p must be above 0 and at most 1, got {self.typical_p}")
 
     def build(self) -> Sampler:
-        return _Random(self)
+        return RandomSampler(self)
 
 
 class _Greedy(Sampler):
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         token = int(logits_V.argmax())
-        _check(float(logits_V[token]))
+        check_highest(float(logits_V[token]))
         return token
 
     def log_probability(self, logits_V: NDArray[np.float32], token: int) -> float:
         return 0.0 if token == self.sample(logits_V, 0) else -np.inf
 
 
-class _Random(Sampler):
+class RandomSampler(Sampler):
+    """Draws tokens from the distribution of a `RandomConfig`."""
+
     def __init__(self, config: RandomConfig) -> None:
-        self._config = config
+        self.config = config
         seed = _draw_seed() if config.seed is None else config.seed
         self._key, self._stream = map(
             int, np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2, np.uint64)
@@ -141,9 +143,9 @@ class _Random(Sampler):
 
     def _distribution(self, logits_V: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """Return the tokens that may be chosen, by id, and their unnormalized probabilities; the largest is 1."""
-        config, highest = self._config, float(logits_V.max())
-        _check(highest)
-        lowest = max(highest - _NEGLIGIBLE * config.temperature, _LOWEST_LOGIT)
+        config, highest = self.config, float(logits_V.max())
+        check_highest(highest)
+        lowest = max(highest - NEGLIGIBLE * config.temperature, _LOWEST_LOGIT)
         if config.top_k is not None:
             lowest = max(lowest, _lower_bound_of_top(logits_V, config.top_k))
         candidates_C = np.flatnonzero(logits_V >= lowest)
@@ -164,31 +166,49 @@ class _Random(Sampler):
             candidates_C, weights_C = candidates_C[kept_K], weights_C[kept_K]
         return candidates_C, weights_C
 
+    @property
+    def is_plain(self) -> bool:
+        """True if every token is a candidate: only the temperature changes the distribution."""
+        config = self.config
+        return config.top_k is config.top_p is config.min_p is config.typical_p is None
+
+    def state(self, position: int) -> int:
+        """Return the state from which the random numbers of a position are computed."""
+        start = np.array([self._key + position * _GOLDEN_RATIO & _64_BITS], np.uint64)
+        return int(mixed(start)[0]) ^ self._stream
+
     def _uniform(self, position: int, tokens_C: NDArray[np.intp]) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1), each a function of the seed, the position and the token.
 
         SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), from a state that is itself hashed from seed and position.
         """
-        start = np.array([self._key + position * _GOLDEN_RATIO & _64_BITS], np.uint64)
-        begin = _mix(start)[0] ^ np.uint64(self._stream)
+        begin = np.uint64(self.state(position))
         numbers_C = np.empty(len(tokens_C))
         for first in range(0, len(tokens_C), _BLOCK):
             state_B = tokens_C[first : first + _BLOCK].astype(np.uint64)
             state_B *= np.uint64(_GOLDEN_RATIO)
             state_B += begin
-            state_B = _mix(state_B) >> np.uint64(11)
+            state_B = mixed(state_B) >> np.uint64(11)
             numbers_C[first : first + _BLOCK] = state_B.view(np.int64)  # numpy converts signed integers much faster
         numbers_C *= 2.0**-53
         return numbers_C
 
 
-def _mix(state_C: NDArray[np.uint64]) -> NDArray[np.uint64]:
+@cache
+def token_states(vocab_size: int) -> NDArray[np.uint64]:
+    """Return what each token adds to a sampler's state; shared, not writable."""
+    states_V = np.arange(vocab_size, dtype=np.uint64) * np.uint64(_GOLDEN_RATIO)
+    states_V.flags.writeable = False
+    return states_V
+
+
+def mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply SplitMix64's output function in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state_C ^= state_C >> np.uint64(shift)
-        state_C *= np.uint64(factor)
-    state_C ^= state_C >> np.uint64(31)
-    return state_C
+        state ^= state >> np.uint64(shift)
+        state *= np.uint64(factor)
+    state ^= state >> np.uint64(31)
+    return state
 
 
 def draw_seeds_from(source: Callable[[], int]) -> None:
@@ -240,7 +260,7 @@ def _top(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: i
     return candidates_C[is_kept_C]
 
 
-def _check(highest: float) -> None:
+def check_highest(highest: float) -> None:
     if not np.isfinite(highest):
         problem = "every token is forbidden" if highest == -np.inf else f"the highest logit is {highest}"
         raise BrokenLogitsError(f"no token can be chosen: {problem}; check the weights and the grammar")

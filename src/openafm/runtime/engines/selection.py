@@ -26,11 +26,12 @@ class EngineChoiceError(UsageError):
     """OPENAFM_ENGINE is not the name of an engine, or names one that cannot run this bundle."""
 
 
-def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None) -> Engine:
+def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None, *, num_threads: int | None = None) -> Engine:
     """Return an engine for a bundle in its numerics, with `adapter` or else the bundle's recovery adapter.
 
-    Compressed bundles that the native engine supports run on it, all others on torch. If the native runtime cannot be
-    compiled, torch is used and a message is printed to standard error once. `OPENAFM_ENGINE=native` or `=torch` forces one.
+    Bundles that the native engine supports run on it, in `num_threads` or else `OPENAFM_THREADS`; all others on torch. If
+    the native runtime cannot be compiled, torch is used and a message is printed to standard error once.
+    `OPENAFM_ENGINE=native` or `=torch` forces one.
 
     Engines of one bundle share its weights in memory, whatever their adapters. The adapter is fully loaded; its folder may
     be deleted.
@@ -52,7 +53,7 @@ def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None) -> Engine
             try:
                 from openafm.runtime.native.engine import NativeEngine
 
-                return NativeEngine(bundle, adapter)
+                return NativeEngine(bundle, adapter, num_threads=num_threads)
             except NativeBuildError as error:
                 if choice == "native":
                     raise

@@ -1,4 +1,4 @@
-"""Engine for compressed on-device models on a CPU: one C call for each step, without torch.
+"""Engine for dense decoders on a CPU, compressed or in fp32 or bfloat16: one C call for each step, without torch.
 
 Shapes: N tokens of all sequences in a step, V vocabulary.
 """
@@ -24,9 +24,11 @@ from openafm.core.errors import UsageError
 from openafm.core.processes import finalize
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.runtime.batching.pending import TokenChunk
-from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddingsError
+from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddingsError, WeightUpdateError
 from openafm.runtime.native.library import VERSION, kernel_names, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
+from openafm.runtime.native.support import takes_new_weights
+from openafm.runtime.native.update import packed_update
 from openafm.runtime.native.vision import VisionTower
 from openafm.runtime.native.weights import open_weights
 
@@ -43,7 +45,7 @@ class KernelsError(UsageError):
 
 
 class NativeCache(Cache):
-    """Keys and values of one sequence in 8 bits, in pages that forks share until one of them writes."""
+    """Keys and values of one sequence in 8 bits or fp32, in pages that forks share until one of them writes."""
 
     def __init__(self, model: NativeModel, handle: int) -> None:
         self.handle, self._model = handle, model
@@ -79,7 +81,7 @@ class NativeCache(Cache):
 
 
 class NativeEngine(Engine):
-    """Runs a compressed bundle with the best kernels of this processor.
+    """Runs a bundle that `support.unsupported` accepts with the best kernels of this processor.
 
     Args:
         num_threads: `OPENAFM_THREADS` if not given, else the number of available processors.
@@ -119,7 +121,12 @@ class NativeEngine(Engine):
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads
         self.kernels = chosen_kernels(library) if kernels is None else kernels
-        self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, self.kernels)
+        self._adapter, self._first_signature = adapter, self.signature
+        self._weights, self._owns_weights = open_weights(bundle, library), False
+        self._model = self._new_model(library)
+
+    def _new_model(self, library: ctypes.CDLL) -> NativeModel:
+        return NativeModel(library, self._bundle, self._weights, self._adapter, self.num_threads, self.kernels)
 
     def _new_cache(self) -> Cache:
         handle = self._model.library.oa_cache_new(self._model.handle)
@@ -135,6 +142,28 @@ class NativeEngine(Engine):
             if self._tower is None:
                 self._tower = VisionTower(config, with_vision_in_float(self._bundle.tensors(), self._bundle.numerics))
         return self._tower.encode(views_VYXC, num_tokens)
+
+    def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
+        """See `Engine.update_weights`. The first update copies weights that are shared with other engines.
+
+        Raises:
+            WeightUpdateError: the bundle is compressed or has a vision encoder, the version is not above the present one, or
+                a name or shape is not one of the bundle's.
+        """
+        if not takes_new_weights(self._bundle):
+            super().update_weights(tensors, version)
+        if version <= self.weights_version:
+            raise WeightUpdateError(f"weights version {version} is not above the present {self.weights_version}")
+        packed = packed_update(self._bundle, tensors, self._model.library)
+        with self.scheduler.exclusive():
+            if not self._owns_weights:
+                self._weights, self._owns_weights = self._weights.copy(), True
+                self._model = self._new_model(self._model.library)
+            for name, section in packed.items():
+                self._weights.write(name, section)
+            self._drop_caches()
+            self.weights_version = version
+            self.signature = f"{self._first_signature} weights {version}"
 
     def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
         arguments = _StepArguments(chunks, self.vocab_size, self._dim)

@@ -19,7 +19,7 @@ from openafm.compression.grouped import FORMATS
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, OwnKeysValuesConfig, TiedHeadConfig
 
 PANEL_ROWS, STEP_INPUTS, TILE_ROWS = 64, 16, 16
-INT2, INT4, INT8, BFLOAT16 = range(4)  # source/abi.h
+INT2, INT4, INT8, BFLOAT16, FLOAT32 = range(5)  # source/abi.h
 _TENSORS = {"embedding": "embedding", "head": "output.weight"}  # sections whose tensor has another name
 
 
@@ -50,7 +50,7 @@ class MatrixLayout:
         """The number of the format in `OaMatrix`."""
         if self.weights in FORMATS:
             return INT4 if FORMATS[self.weights].bits == 4 else INT8
-        return BFLOAT16 if self.weights == "bfloat16" else INT2
+        return {"bfloat16": BFLOAT16, "float32": FLOAT32}.get(self.weights, INT2)
 
     @property
     def group(self) -> int:
@@ -73,7 +73,7 @@ class MatrixLayout:
         """Bytes of the codes, with the scales and minima of groups."""
         if self.kind == INT2:
             return self.num_panels * -(-self.num_inputs // STEP_INPUTS) * PANEL_ROWS * STEP_INPUTS // 4
-        row_bytes = self.num_inputs * {INT4: 4, INT8: 8, BFLOAT16: 16}[self.kind] // 8
+        row_bytes = self.num_inputs * {INT4: 4, INT8: 8, BFLOAT16: 16, FLOAT32: 32}[self.kind] // 8
         if self.group:
             row_bytes += self.num_inputs // self.group * (4 if self.has_minimum else 2)
         return -(-self.num_outputs // TILE_ROWS) * TILE_ROWS * row_bytes
@@ -167,10 +167,10 @@ def repacked(bundle: Bundle, stored: Mapping[str, NDArray[Any]], library: ctypes
     for name, layout in found.items():
         if layout.has_row_scales:
             scales_R = np.zeros(layout.num_panels * PANEL_ROWS, np.float32)
-            scales_R[: layout.num_outputs] = stored[f"{_tensor_name(name)}.scale"]
+            scales_R[: layout.num_outputs] = stored[f"{tensor_name(name)}.scale"]
             yield scales_R.view(np.uint8)
     for name in vectors(bundle.config):
-        yield _in_fp32(stored[name]).view(np.uint8)
+        yield in_fp32(stored[name]).view(np.uint8)
     for layout in found.values():
         yield packed_codes(layout, stored, library)
 
@@ -178,13 +178,15 @@ def repacked(bundle: Bundle, stored: Mapping[str, NDArray[Any]], library: ctypes
 def packed_codes(layout: MatrixLayout, stored: Mapping[str, NDArray[Any]], library: ctypes.CDLL) -> NDArray[np.uint8]:
     """Return the codes of a matrix in the kernels' layout, from its tensors."""
     packed = np.zeros(layout.num_bytes, np.uint8)
-    name, shape = _tensor_name(layout.name), (layout.num_outputs, layout.num_inputs)
-    codes = np.ascontiguousarray(stored[name])
-    match layout.kind:
-        case 0:
-            library.oa_pack_panels(codes.ctypes.data, *shape, packed.ctypes.data)
-        case 3:
+    name, shape = tensor_name(layout.name), (layout.num_outputs, layout.num_inputs)
+    codes = in_fp32(stored[name]) if layout.kind == FLOAT32 else np.ascontiguousarray(stored[name])
+    match layout.weights:
+        case "float32":
+            library.oa_pack_float32(codes.ctypes.data, *shape, packed.ctypes.data)
+        case "bfloat16":
             library.oa_pack_bfloat16(codes.ctypes.data, *shape, packed.ctypes.data)
+        case "int2_balanced" | "int2_unbalanced":
+            library.oa_pack_panels(codes.ctypes.data, *shape, packed.ctypes.data)
         case _:
             scales = np.ascontiguousarray(stored[f"{name}.scale"]) if layout.group else None
             minima = np.ascontiguousarray(stored[f"{name}.minimum"]) if layout.has_minimum else None
@@ -209,21 +211,24 @@ def stored_tensors(bundle: Bundle) -> dict[str, NDArray[Any]]:
     expected: dict[str, tuple[tuple[str, ...], list[tuple[int, ...]]]] = {}
     for name, layout in layouts(bundle).items():
         shape = (layout.num_outputs, layout.num_inputs)
-        tensor = _tensor_name(name)
+        tensor = tensor_name(name)
         if layout.kind == INT2:
             expected[tensor] = ("U8",), [(shape[0], shape[1] // 4)]
             expected[f"{tensor}.scale"] = ("F32",), [(), (shape[0],)]
         elif layout.kind == BFLOAT16:
             expected[tensor] = ("BF16",), [shape]
+        elif layout.kind == FLOAT32:
+            expected[tensor] = _FLOATS, [shape]
         else:
             for suffix, (dtype, wanted) in FORMATS[layout.weights].shapes(*shape).items():
                 expected[tensor + suffix] = (_SAFETENSORS[dtype],), [wanted]
     for name, length in vectors(bundle.config).items():
-        expected[name] = ("F32", "BF16"), [(length,)]
+        expected[name] = _FLOATS, [(length,)]
     tensors = bundle.stored_tensors
     return {name: _checked(bundle, tensors.get(name), name, *wanted) for name, wanted in expected.items()}
 
 
+_FLOATS = ("F32", "BF16", "F16")
 _SAFETENSORS: dict[type[Any], str] = {np.uint8: "U8", np.int8: "I8", np.float16: "F16", np.float32: "F32"}
 
 
@@ -238,11 +243,11 @@ def _checked(
     return tensor.data.view(np.uint16).reshape(tensor.shape) if tensor.dtype == "BF16" else tensor.array()
 
 
-def _in_fp32(vector: NDArray[Any]) -> NDArray[np.float32]:
+def in_fp32(vector: NDArray[Any]) -> NDArray[np.float32]:
     if vector.dtype == np.uint16:  # bfloat16
         return (vector.astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(vector, np.float32)
 
 
-def _tensor_name(name: str) -> str:
+def tensor_name(name: str) -> str:
     return _TENSORS.get(name, f"{name}.weight")

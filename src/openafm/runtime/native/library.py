@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 7
+VERSION = 8
 
 
 class MatrixStruct(Structure):
@@ -60,6 +60,7 @@ class ModelStruct(Structure):
         ("qk_norm_eps", c_float),
         ("norm_before_position", c_int32),
         ("interleaved", c_int32),
+        ("float_cache", c_int32),
         ("level_zero", c_float),
         ("frequencies", c_void_p),
         ("final_norm", c_void_p),
@@ -88,6 +89,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_groups": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)),
     "oa_pack_bfloat16": (None, (c_void_p, c_int32, c_int32, c_void_p)),
+    "oa_pack_float32": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_product": (None, (c_void_p, POINTER(MatrixStruct), c_void_p, c_int32, c_void_p)),
     "oa_row": (None, (POINTER(MatrixStruct), c_int32, c_void_p)),
     "oa_round": (None, (c_void_p, c_void_p, c_int32, c_void_p, POINTER(c_float), POINTER(c_int32))),

@@ -81,6 +81,7 @@ class NativeModel:
             qk_norm_eps=attention.qk_norm.eps if attention.qk_norm else 0.0,
             norm_before_position=attention.qk_norm is not None and attention.qk_norm.order == "before_position",
             interleaved=any(position.layout == "interleaved" for position in self._rotaries),
+            float_cache=bundle.numerics.kv == "float32",
             level_zero=_level_zero(self._layouts),
             frequencies=self._frequencies.ctypes.data,
             final_norm=weights.address("norm.weight"),

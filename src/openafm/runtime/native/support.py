@@ -43,6 +43,10 @@ def unsupported(bundle: Bundle) -> str | None:
 
 def _unsupported_numerics(numerics: Numerics) -> str | None:
     used = {numerics.weights, *(each.weights for each in numerics.exceptions)}
+    if is_float(numerics):
+        if numerics.activations != "float32" or numerics.kv == "bfloat16":
+            return f"it computes in {numerics.activations} with {numerics.kv} keys and values; import it with --weights"
+        return None
     if numerics.kv != "int8_per_token_head":
         return f"its keys and values are {numerics.kv}, not 8-bit; import it with --weights, or compress it to int4 or int8"
     if not used <= {*LEVEL_ZEROS, *FORMATS, "bfloat16"}:
@@ -51,13 +55,20 @@ def _unsupported_numerics(numerics: Numerics) -> str | None:
         return "it has two sets of 2-bit levels"
     if numerics.embedding not in {*FORMATS, "bfloat16"}:
         return f"its embedding is {numerics.embedding}"
-    if numerics.activations != ("float32" if _is_bfloat16(numerics) else "int8_per_token"):
+    if numerics.activations != "int8_per_token":
         return f"its weights are {numerics.weights} with {numerics.activations} activations"
     return None
 
 
-def _is_bfloat16(numerics: Numerics) -> bool:
-    return {numerics.weights, numerics.embedding, *(each.weights for each in numerics.exceptions)} == {"bfloat16"}
+def is_float(numerics: Numerics) -> bool:
+    """Return True if every matrix is stored in fp32 or bfloat16."""
+    used = {numerics.weights, numerics.embedding, *(each.weights for each in numerics.exceptions)}
+    return used <= {"float32", "bfloat16"}
+
+
+def takes_new_weights(bundle: Bundle) -> bool:
+    """Return True if the native engine can replace this bundle's weights: fp32 or bfloat16, without a vision encoder."""
+    return is_float(bundle.numerics) and not isinstance(bundle.config, MultimodalConfig)
 
 
 def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
@@ -85,6 +96,8 @@ def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
         return f"its head dim {head_dim} is not a multiple of 4 up to {LARGEST_HEAD_DIM}"
     if len({position.layout for position in rotaries(config)}) > 1:
         return "its layers rotate pairs of channels in different layouts"
+    if is_float(numerics):
+        return None
     for name, (_, num_inputs) in matrices(config).items():
         largest = largest_input(numerics.weights_of(name))
         unit = FORMATS[kind].group or _UNIT if (kind := numerics.weights_of(name)) in FORMATS else _UNIT

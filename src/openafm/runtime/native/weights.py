@@ -1,4 +1,4 @@
-"""A compressed bundle's weights in the kernels' layout: one cached file, memory-mapped and shared by all processes.
+"""A bundle's weights in the kernels' layout: one cached file, memory-mapped and shared by all processes.
 
 The file is written once from a verified bundle and is named by the bundle's signature. Its header lists the sections and a
 CRC-32 of the data. Checking 900 MB takes as long as the rest of a start, so large files are checked when they are new or
@@ -48,6 +48,16 @@ class NativeWeights:
     def address(self, name: str) -> int:
         """Return the address of a section in memory, valid while this object lives."""
         return int(self._data.ctypes.data) + self._offsets[name]
+
+    def copy(self) -> NativeWeights:
+        """Return a copy in memory of this process that `write` can change."""
+        data = _aligned_room(len(self._data))
+        data[:] = self._data
+        return NativeWeights(data, self._offsets)
+
+    def write(self, name: str, packed: NDArray[np.uint8]) -> None:
+        """Replace a section of a copy."""
+        self._data[self._offsets[name] : self._offsets[name] + len(packed)] = packed
 
 
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
@@ -232,6 +242,11 @@ def _last_use(path: Path) -> float:
     return (note if note.exists() else path).stat().st_mtime
 
 
+def _aligned_room(num_bytes: int) -> NDArray[np.uint8]:
+    room = np.zeros(num_bytes + ALIGNMENT, np.uint8)
+    return room[-room.ctypes.data % ALIGNMENT :][:num_bytes]
+
+
 def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
     """Return weights repacked in memory, for this process only.
 
@@ -239,8 +254,7 @@ def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeW
         BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
     """
     stored = stored_tensors(bundle)  # checked before memory of the claimed size is allocated
-    room = np.zeros(header.num_bytes + ALIGNMENT, np.uint8)
-    data = room[-room.ctypes.data % ALIGNMENT :][: header.num_bytes]
+    data = _aligned_room(header.num_bytes)
     for offset, packed in zip(header.offsets.values(), repacked(bundle, stored, library), strict=True):
         data[offset : offset + len(packed)] = packed
     return NativeWeights(data, header.offsets)

@@ -9,12 +9,12 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 7
+#define OA_VERSION 8
 
 extern "C" {
 
-// Formats of a matrix (kernels.h): 2-bit codes, groups of 4 or 8 bits, or bfloat16.
-enum { OA_INT2 = 0, OA_INT4 = 1, OA_INT8 = 2, OA_BFLOAT16 = 3 };
+// Formats of a matrix (kernels.h): 2-bit codes, groups of 4 or 8 bits, bfloat16, or fp32.
+enum { OA_INT2 = 0, OA_INT4 = 1, OA_INT8 = 2, OA_BFLOAT16 = 3, OA_FLOAT32 = 4 };
 
 // A matrix. `scales` has one fp32 scale for each row, padded to whole panels; null if the scales are those of groups, among
 // the codes. `group` is the number of inputs with a common scale, 0 for a scale for each row. `bias` [R] may be null.
@@ -43,6 +43,7 @@ typedef struct {
     float norm_eps, qk_norm_eps;
     int32_t norm_before_position;
     int32_t interleaved;      // RoPE pairs are (0, 1), ...; otherwise (0, C / 2), ...
+    int32_t float_cache;      // keys and values are stored in fp32, otherwise in 8 bits
     float level_zero;         // the level of a 2-bit code is code - level_zero
     const float *frequencies; // radians per position of each pair, [num_rotaries, C / 2]
     const float *final_norm;
@@ -89,15 +90,16 @@ OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const 
 OA_EXPORT void oa_states(const OaModel *model, int32_t num_rows, float *states);
 
 // Converts stored matrices to the layouts of kernels.h: 2-bit codes (four a byte) to panels; codes of 4 bits (two a byte, low
-// bits first) or 8 bits (signed) with scales and minima of groups [R, I / group] to tiles; bfloat16 to tiles. `scales` is null
+// bits first) or 8 bits (signed) with scales and minima of groups [R, I / group] to tiles; bfloat16 and fp32 to tiles. `scales` is null
 // for a scale for each row, `minima` if there are none.
 OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels);
 OA_EXPORT void oa_pack_groups(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t num_outputs,
                               int32_t num_inputs, int32_t bits, int32_t group, uint8_t *tiles);
 OA_EXPORT void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int32_t num_inputs, uint16_t *tiles);
+OA_EXPORT void oa_pack_float32(const float *stored, int32_t num_outputs, int32_t num_inputs, float *tiles);
 
 // Single kernels, for tests and measurements, with the kernels and threads of a model (probe.cpp).
-// Products y [N, R] of x [N, I]; x is rounded to 8 bits first, except for bfloat16.
+// Products y [N, R] of x [N, I]; x is rounded to 8 bits first, except for bfloat16 and fp32.
 OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y);
 // Row `row` [I] of a matrix other than 2-bit ones, as the embedding is read.
 OA_EXPORT void oa_row(const OaMatrix *matrix, int32_t row, float *y);

@@ -55,8 +55,8 @@ void OaCache::prepare(int64_t start, int64_t stop) {
 
 KeysValuesPage OaCache::at(int64_t page, int layer, int head) const {
     const size_t place = shape.head_bytes() * ((size_t)layer * shape.num_kv_heads + head);
-    const uint8_t *bytes = pages[page]->bytes + place, *values = bytes + (size_t)PAGE * shape.head_dim;
-    const uint16_t *scales = (const uint16_t *)(values + (size_t)PAGE * shape.head_dim);
+    const uint8_t *bytes = pages[page]->bytes + place, *values = bytes + shape.values_place();
+    const uint16_t *scales = (const uint16_t *)(values + shape.values_place());
     const uint8_t *next = page + 1 < (int64_t)pages.size() ? pages[page + 1]->bytes + place : nullptr;
     return {bytes, (const int8_t *)values, scales, scales + PAGE, next};
 }
@@ -64,6 +64,12 @@ KeysValuesPage OaCache::at(int64_t page, int layer, int head) const {
 void OaCache::store(int64_t position, int layer, int head, const float *key, const float *value) {
     const KeysValuesPage page = at(position / PAGE, layer, head);
     const int place = (int)(position % PAGE), dim = shape.head_dim;
+    if (shape.is_float) {
+        float *keys = (float *)page.keys + place;
+        for (int c = 0; c < dim; c++) keys[(size_t)c * PAGE] = key[c];
+        memcpy((float *)page.values + (size_t)place * dim, value, dim * sizeof(float));
+        return;
+    }
     int8_t integers[LARGEST_HEAD_DIM];
     round_to_8_bits(key, dim, integers, (uint16_t *)page.key_scales + place);
     uint8_t *keys = (uint8_t *)page.keys + place * 4;

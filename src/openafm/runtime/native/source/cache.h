@@ -10,8 +10,10 @@
 
 struct PageShape {
     int num_layers, num_kv_heads, head_dim;  // layers that store keys and values
+    bool is_float;                           // fp32, otherwise 8 bits with scales
 
-    size_t head_bytes() const { return (size_t)PAGE * (2 * head_dim + 2 * sizeof(uint16_t)); }
+    size_t values_place() const { return (size_t)PAGE * head_dim * (is_float ? sizeof(float) : 1); }
+    size_t head_bytes() const { return 2 * values_place() + (is_float ? 0 : 2 * PAGE * sizeof(uint16_t)); }
     size_t bytes() const { return head_bytes() * num_kv_heads * num_layers; }
 };
 
@@ -35,7 +37,7 @@ struct OaCache {
     // Returns the keys and values of one layer and head in a page, for reading.
     KeysValuesPage at(int64_t page, int layer, int head) const;
 
-    // Stores a key and a value, rounded to 8 bits with one scale each.
+    // Stores a key and a value, in fp32 or rounded to 8 bits with one scale each.
     void store(int64_t position, int layer, int head, const float *key, const float *value);
 
     const PageShape shape;

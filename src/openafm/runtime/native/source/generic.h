@@ -234,52 +234,6 @@ void adapter_out(const OaMatrix &matrix, const double *low, int num_rows, int pa
         adapter_adds(matrix, (const float *)matrix.lora_b, low, num_rows, panel, y);
 }
 
-// bfloat16: four partial sums for each row of weights, by the position of the input, so that products overlap.
-enum { PARTS = 4, FULL_ROWS = 2 };
-typedef float Octet __attribute__((vector_size(32)));
-typedef uint16_t Halves __attribute__((vector_size(16)));
-typedef uint32_t Words __attribute__((vector_size(32)));
-
-inline void load_bfloat16(const uint16_t *numbers, Octet &octet) {
-    Halves halves;
-    memcpy(&halves, numbers, sizeof halves);
-    octet = (Octet)(__builtin_convertvector(halves, Words) << 16);
-}
-
-// Eight rows of a tile from `half` on, times N rows of activations.
-template <int N>
-void full_half(const uint16_t *tile, int half, const float *x, int num_inputs, int rows, float *y, int64_t y_stride) {
-    Octet sums[N][PARTS] = {}, w;
-    const auto add = [&](int i, int part) {
-        load_bfloat16(tile + (int64_t)i * TILE_ROWS + half * 8, w);
-#pragma GCC unroll 2
-        for (int n = 0; n < N; n++) sums[n][part] += w * x[(int64_t)n * num_inputs + i];
-    };
-    int i = 0;
-    for (; i + PARTS <= num_inputs; i += PARTS)
-#pragma GCC unroll 4
-        for (int part = 0; part < PARTS; part++) add(i + part, part);
-    for (; i < num_inputs; i++) add(i, 0);
-    for (int n = 0; n < N; n++) {
-        const Octet all = (sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3]);
-        for (int r = 0; r < 8 && r < rows; r++) y[n * y_stride + r] = all[r];
-    }
-}
-
-void full(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, float *y, int64_t y_stride) {
-    const int num_inputs = matrix.num_inputs;
-    for (int tile = first; tile < last; tile++)
-        for (int n = 0, rows; n < num_rows; n += rows) {
-            rows = n + FULL_ROWS <= num_rows ? FULL_ROWS : 1;
-            const auto multiply = rows == FULL_ROWS ? full_half<FULL_ROWS> : full_half<1>;
-            for (int half = 0; half < 2; half++) {
-                const int r = tile * TILE_ROWS + half * 8;
-                multiply((const uint16_t *)matrix.codes + (int64_t)tile * num_inputs * TILE_ROWS, half,
-                         x + (int64_t)n * num_inputs, num_inputs, matrix.num_outputs - r, y + n * y_stride + r, y_stride);
-            }
-        }
-}
-
 // Processes one page for each query: scores first, then the weighted values.
 void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, double *state) {
     float key_scales[PAGE], value_scales[PAGE];

@@ -9,7 +9,7 @@
 // followed by 16 scales and, if there are any, 16 minima in fp16. Scales of rows are stored elsewhere.
 // A weight is code * scale + minimum; without minima (code - 8) * scale with 4 bits and code * scale with 8.
 //
-// bfloat16 is stored in tiles of 16 rows: for each input the 16 numbers of the rows.
+// bfloat16 and fp32 are stored in tiles of 16 rows: for each input the 16 numbers of the rows.
 #pragma once
 #include <stdint.h>
 
@@ -36,7 +36,7 @@ struct Rounded {
 };
 
 // Keys of one page and head, [C / 4][PAGE][4] as unsigned with 128 added, values [PAGE / 4][C][4] signed; one scale a token.
-// These are contiguous. `next` is the address of the next page, for prefetching; null after the last.
+// These are contiguous. In fp32 they are floats, keys [C][PAGE] and values [PAGE][C], without scales. `next` is the address of the next page, for prefetching; null after the last.
 struct KeysValuesPage {
     const uint8_t *keys;
     const int8_t *values;
@@ -52,7 +52,7 @@ struct Kernels {
     // y[n, r] of tiles [first, last) of 4 or 8 bits. Sums of a group are integers; groups are added in order, each with one
     // fused multiply-add for the scale and one for the minimum, and the scale of x is multiplied last.
     void (*grouped)(const OaMatrix &matrix, const Rounded &x, int first, int last, float *y, int64_t y_stride);
-    // y[n, r] of tiles [first, last) of bfloat16, for unrounded rows x [N, I].
+    // y[n, r] of tiles [first, last) of bfloat16 or fp32, for unrounded rows x [N, I].
     void (*full)(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, float *y, int64_t y_stride);
     // Rounds one row to 8 bits; pads it with zeros to a multiple of 64.
     void (*round)(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums);
@@ -70,6 +70,9 @@ struct Kernels {
     void (*adapter_in)(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, double *low);
     // Adds an adapter's output for one panel, from its sums low [N, rank], to y [N, R].
     void (*adapter_out)(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y);
+    // As `attend`, in fp32, for keys [first, last) of a page of floats, at least one. Queries are floats [C].
+    void (*attend_full)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int first, int last,
+                        double *state);
 };
 
 // Sizes of the groups of a matrix; one group of all inputs if the scales are those of rows.

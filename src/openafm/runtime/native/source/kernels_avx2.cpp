@@ -6,6 +6,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 
+#include "full.h"
 #include "generic.h"
 
 namespace {
@@ -345,5 +346,5 @@ void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysVa
 }  // namespace
 
 const Kernels avx2_kernels = {"avx2", is_supported, low_bit, grouped,    full,       round_row, rms_norm,
-                              swiglu, prepare,      attend,  adapter_in, adapter_out};
+                              swiglu, prepare,      attend,  adapter_in, adapter_out, attend_full};
 #endif

@@ -1,4 +1,5 @@
 // Plain C++ for any processor: the reference for tests, and the fallback.
+#include "full.h"
 #include "generic.h"
 
 namespace {
@@ -67,4 +68,4 @@ void grouped(const OaMatrix &matrix, const Rounded &x, int first, int last, floa
 }  // namespace
 
 const Kernels portable_kernels = {"portable", always, low_bit,       grouped,     full,       round_row,  rms_norm,
-                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out};
+                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out, attend_full};

@@ -26,6 +26,8 @@ const Kernels *find_kernels(const char *name) {
 
 int padded(int n) { return (n + 63) / 64 * 64; }
 
+bool is_integer(const OaMatrix &matrix) { return matrix.kind != OA_BFLOAT16 && matrix.kind != OA_FLOAT32; }
+
 int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
 
 }  // namespace
@@ -86,6 +88,9 @@ OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &c
       pool(num_threads) {
     for (int layer = 0; layer < config.num_layers; layer++)
         own_layers.push_back(layers[layer].source == layer ? num_own_layers++ : own_layers[layers[layer].source]);
+    has_integers = is_integer(config.head);
+    for (const OaLayer &l : layers)
+        for (const OaMatrix *matrix : {&l.query, &l.output, &l.gate, &l.up, &l.down}) has_integers |= is_integer(*matrix);
 }
 
 void OaModel::reserve(int num_rows) {
@@ -110,7 +115,7 @@ void OaModel::normalize(const float *weight, int num_rows) {
         for (int64_t n = first; n < last; n++)
             kernels.rms_norm(&states[n * config.dim], weight, config.dim, config.norm_eps, &normed[n * config.dim]);
     });
-    rounded.round(kernels, pool, normed.data(), config.dim, num_rows, config.dim);
+    round(normed.data(), num_rows, config.dim);
 }
 
 void OaModel::multiply(const std::vector<Product> &products, const float *x, int num_rows) {
@@ -137,7 +142,7 @@ void OaModel::multiply_panels(const Product &product, const float *x, int first,
     const int first_tile = r / TILE_ROWS, last_tile = (stop + TILE_ROWS - 1) / TILE_ROWS;
     if (matrix.kind == OA_INT2)
         kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
-    else if (matrix.kind == OA_BFLOAT16)
+    else if (!is_integer(matrix))
         kernels.full(matrix, x, num_rows, first_tile, last_tile, product.y, matrix.num_outputs);
     else
         kernels.grouped(matrix, rounded.view(), first_tile, last_tile, product.y, matrix.num_outputs);

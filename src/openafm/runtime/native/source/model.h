@@ -66,10 +66,14 @@ private:
 struct OaModel {
     OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen);
 
-    PageShape page_shape() const { return {num_own_layers, config.num_kv_heads, config.head_dim}; }
+    PageShape page_shape() const { return {num_own_layers, config.num_kv_heads, config.head_dim, config.float_cache != 0}; }
 
     void reserve(int num_rows);
     void embed(const int32_t *tokens, int num_rows);
+    // Rounds rows [N, num_inputs] of x into `rounded`, for matrices with integer codes.
+    void round(const float *x, int num_rows, int num_inputs) {
+        if (has_integers) rounded.round(kernels, pool, x, num_inputs, num_rows, num_inputs);
+    }
     // Normalizes rows of `states` into `normed` and rounds them.
     void normalize(const float *weight, int num_rows);
     // Calls work(first, last) on rows; few rows are processed by this thread.
@@ -104,6 +108,7 @@ struct OaModel {
     Pool pool;
     std::vector<int> own_layers;  // index in a page of the keys and values that a layer reads
     int num_own_layers = 0;
+    bool has_integers;  // a matrix of the layers or the head has integer codes
 
     // Buffers for N rows: hidden states and their norm [N, D], queries and attention outputs [N, H, C], keys and values
     // [N, K, C], gate and up projections [N, F], cosines and sines [num_rotaries, N, C].

@@ -2,6 +2,7 @@
 #pragma once
 #include <arm_neon.h>
 
+#include "full.h"
 #include "generic.h"
 
 namespace {

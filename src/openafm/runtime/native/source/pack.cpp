@@ -14,6 +14,14 @@ uint32_t transposed(uint32_t x) {
     return x ^ t ^ t << 12;
 }
 
+template <class Number>
+void pack_numbers(const Number *stored, int32_t num_outputs, int32_t num_inputs, Number *tiles) {
+    for (int64_t tile = 0; tile * TILE_ROWS < num_outputs; tile++)
+        for (int64_t i = 0; i < num_inputs; i++)
+            for (int64_t lane = 0, row = tile * TILE_ROWS; lane < TILE_ROWS; lane++, row++)
+                tiles[(tile * num_inputs + i) * TILE_ROWS + lane] = row < num_outputs ? stored[row * num_inputs + i] : Number{};
+}
+
 }  // namespace
 
 void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels) {
@@ -57,11 +65,11 @@ void oa_pack_groups(const uint8_t *stored, const uint16_t *scales, const uint16_
 }
 
 void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int32_t num_inputs, uint16_t *tiles) {
-    memset(tiles, 0, (num_outputs + TILE_ROWS - 1) / TILE_ROWS * (int64_t)num_inputs * TILE_ROWS * sizeof *tiles);
-    for (int64_t row = 0; row < num_outputs; row++) {
-        uint16_t *at = tiles + row / TILE_ROWS * num_inputs * TILE_ROWS + row % TILE_ROWS;
-        for (int i = 0; i < num_inputs; i++) at[(int64_t)i * TILE_ROWS] = stored[row * num_inputs + i];
-    }
+    pack_numbers(stored, num_outputs, num_inputs, tiles);
+}
+
+void oa_pack_float32(const float *stored, int32_t num_outputs, int32_t num_inputs, float *tiles) {
+    pack_numbers(stored, num_outputs, num_inputs, tiles);
 }
 
 void oa_row(const OaMatrix *matrix, int32_t row, float *y) {
@@ -69,6 +77,11 @@ void oa_row(const OaMatrix *matrix, int32_t row, float *y) {
     if (matrix->kind == OA_BFLOAT16) {
         const uint16_t *at = (const uint16_t *)matrix->codes + (int64_t)tile * matrix->num_inputs * TILE_ROWS + lane;
         for (int i = 0; i < matrix->num_inputs; i++) y[i] = reinterpreted<float>((uint32_t)at[(int64_t)i * TILE_ROWS] << 16);
+        return;
+    }
+    if (matrix->kind == OA_FLOAT32) {
+        const float *at = (const float *)matrix->codes + (int64_t)tile * matrix->num_inputs * TILE_ROWS + lane;
+        for (int i = 0; i < matrix->num_inputs; i++) y[i] = at[(int64_t)i * TILE_ROWS];
         return;
     }
     const Groups groups(*matrix);

@@ -76,7 +76,7 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
     pool.parallel((int)pieces.size(), [&](int first, int last) {
         for (int i = first; i < last; i++) attend(layer, rows, pieces[i]);
     });
-    rounded.round(kernels, pool, attended.data(), inner, num_rows, inner);
+    round(attended.data(), num_rows, inner);
     multiply({{&layers[layer].output, normed.data()}}, attended.data(), num_rows);
     add_to_states(num_rows);
 }
@@ -85,6 +85,8 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
 // kernels read whole quads; the others are read where they are.
 void OaModel::attend_some(AttentionRoom &room, int query, int count, const KeysValuesPage &page, int64_t first, int64_t last) {
     if (first >= last) return;
+    if (config.float_cache)
+        return kernels.attend_full(room.query(query), count, config.head_dim, page, (int)first, (int)last, room.state(query));
     if (first == 0) return kernels.attend(room.query(query), count, config.head_dim, page, (int)last, room.state(query));
     if (const int64_t rest = (4 - first % 4) % 4) {
         const int some = (int)(rest < last - first ? rest : last - first);
@@ -111,7 +113,10 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
     for (int query = 0; query < num_queries; query++) {
         float *x = &queries[place_of(query)];
         turn(x, turns_of(l, row_of(query), (int64_t)rows.size()), l.query_norm);
-        kernels.prepare(x, dim, rows[row_of(query)].position + 1, room.query(query));
+        if (config.float_cache)
+            memcpy(room.query(query), x, dim * sizeof(float));
+        else
+            kernels.prepare(x, dim, rows[row_of(query)].position + 1, room.query(query));
         room.begin(query);
     }
     const Row &begin = rows[piece.first_row], &end = rows[piece.first_row + piece.num_rows - 1];
@@ -119,7 +124,7 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
     for (int64_t page = first_key_of(begin) / PAGE; page * PAGE <= end.position; page++) {
         const KeysValuesPage kv = begin.cache->at(page, own_layers[layer], piece.head);
         if (begin.position + 1 >= (page + 1) * PAGE && first_key_of(end) <= page * PAGE) {
-            kernels.attend(room.query(0), num_queries, dim, kv, PAGE, room.state(0));
+            attend_some(room, 0, num_queries, kv, 0, PAGE);
             continue;
         }
         for (int query = 0; query < num_queries; query += queries_each) {
@@ -135,7 +140,7 @@ void OaModel::feed_forward(const OaLayer &layer, int num_rows) {
     normalize(layer.feed_forward_norm, num_rows);
     open_gates(layer, num_rows);
     const int hidden_dim = layer.down.num_inputs;
-    rounded.round(kernels, pool, gate.data(), hidden_dim, num_rows, hidden_dim);
+    round(gate.data(), num_rows, hidden_dim);
     multiply({{&layer.down, normed.data()}}, gate.data(), num_rows);
     add_to_states(num_rows);
 }

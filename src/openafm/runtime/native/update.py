@@ -1,0 +1,57 @@
+"""New weights of a training step in the kernels' layout. Imports no tensor library.
+
+Shapes: R outputs, I inputs, D a norm's or bias's length.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.bundle import Bundle
+from openafm.core.config import nearest
+from openafm.runtime.engines.base import WeightUpdateError
+from openafm.runtime.native.layout import layouts, packed_codes, tensor_name, vectors
+
+
+def packed_update(bundle: Bundle, tensors: Mapping[str, Any], library: ctypes.CDLL) -> dict[str, NDArray[np.uint8]]:
+    """Return the new bytes of sections by name. `tensors` are arrays or torch tensors by parameter name.
+
+    Raises:
+        WeightUpdateError: a name or shape is not one of the bundle's.
+    """
+    matrices = {tensor_name(name): layout for name, layout in layouts(bundle).items()}
+    lengths = vectors(bundle.config)
+    packed: dict[str, NDArray[np.uint8]] = {}
+    for name, tensor in tensors.items():
+        layout = matrices.get(name)
+        if layout is None and name not in lengths:
+            raise WeightUpdateError(f"the bundle has no parameter '{name}'{nearest(name, [*matrices, *lengths])}")
+        expected = (lengths[name],) if layout is None else (layout.num_outputs, layout.num_inputs)
+        if tuple(tensor.shape) != expected:
+            raise WeightUpdateError(f"the new value of '{name}' has shape {list(tensor.shape)}, expected {list(expected)}")
+        array = _array(tensor)
+        if layout is None:
+            packed[name] = array.view(np.uint8)
+        else:
+            packed[layout.name] = packed_codes(layout, {name: stored(array, layout.weights)}, library)
+    return packed
+
+
+def _array(tensor: Any) -> NDArray[np.float32]:
+    if hasattr(tensor, "detach"):  # a torch tensor
+        tensor = tensor.detach().float().cpu().numpy()
+    return np.ascontiguousarray(tensor, np.float32)
+
+
+def stored(array_RI: NDArray[np.float32], weights: str) -> NDArray[Any]:
+    """Return fp32 numbers as they are stored: bfloat16 as uint16, rounded to the nearest, ties to even."""
+    if weights == "float32":
+        return array_RI
+    bits_RI = array_RI.view(np.uint32)
+    rounded_RI = bits_RI + np.uint32(0x7FFF) + (bits_RI >> 16 & 1)
+    return (rounded_RI >> 16).astype(np.uint16)
