@@ -44,23 +44,45 @@ def evaluation_stages(size: str) -> tuple[Stage, ...]:
                 ),
                 Command(name="held_out", words=("evaluate", "run", after, "--data", "{here}/held_out.jsonl", "--json")),
                 *(
-                    Command(
-                        name=f"features_{name}",
-                        words=(
-                            *("evaluate", "features", "--model", model, "--out", f"{{here}}/{name}"),
-                            *("--limit", by_size(size, 1, 2, 20), "--json"),
-                        ),
-                    )
+                    _features(size, f"features_{name}", model, name)
                     for name, model in (("before", before), ("after", after))
                 ),
                 Command(name="compare", words=("evaluate", "compare", "{here}/before", "{here}/after", "--json")),
             ),
         ),
-        _grading(size, before),
+        Stage(
+            name="flyers",
+            section="8",
+            title="images of flyers to calendar events",
+            needs=("fine_tuning",),
+            requires=("module:PIL",),
+            commands=(
+                Command(
+                    name="events",
+                    words=(
+                        *("evaluate", "run", "--model", bundle_of("on_device.multimodal_sft", size), "--tasks", "flyers"),
+                        *("--languages", "en", "--limit", by_size(size, 2, 8, 100), "--out", "{here}/run", "--json"),
+                    ),
+                ),
+            ),
+        ),
+        _grading(size, before, after),
     )
 
 
-def _grading(size: str, before: str) -> Stage:
+def _features(size: str, name: str, model: str, out: str) -> Command:
+    """Return the evaluation of a model on some of our own sets, in four languages."""
+    tasks = "event,extraction,tagging,output_language"
+    return Command(
+        name=name,
+        words=(
+            *("evaluate", "run", "--model", model, "--tasks", tasks, "--languages", "en,de,fr,ja"),
+            *("--limit", by_size(size, 1, 4, 20), "--out", f"{{here}}/{out}", "--json"),
+        ),
+    )
+
+
+def _grading(size: str, before: str, judge: str) -> Stage:
     """Return the stage of figure 4. Its graders are simulated: `grade simulate`."""
     items = (
         {"id": f"prompt{number}", "prompt": text, "category": "Extraction", "locale": locale}
@@ -71,7 +93,7 @@ def _grading(size: str, before: str) -> Stage:
         name="grading",
         section="8",
         title="answers side by side by locale, by simulated graders and a judge model",
-        needs=("rlhf",),
+        needs=("rlhf", "two_bits"),
         requires=("module:fastapi", "module:sqlalchemy"),
         files=(("prompts.jsonl", "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)),),
         commands=(
@@ -89,7 +111,7 @@ def _grading(size: str, before: str) -> Stage:
                 clears="project",
             ),
             Command(name="graders", words=("grade", "simulate", project, "--json")),
-            Command(name="judge", words=("grade", "auto", project, "--judge", before, "--json")),
+            Command(name="judge", words=("grade", "auto", project, "--judge", judge, "--json")),
             Command(name="report", words=("grade", "report", project, "--json")),
             Command(name="preferences", words=("grade", "export", project, "--out", "{here}/preferences.jsonl", "--json")),
         ),

@@ -82,6 +82,13 @@ def _held_out(found: Any) -> tuple[str, bool]:
     return shown, total["fields"] > 0.1
 
 
+@claim("8", "flyers/events", "a calendar event from an image of a flyer", "an own evaluation set")
+def _flyers(results: Any) -> tuple[str, bool]:
+    found = results["tasks"]["flyers"]
+    metric = found["metrics"][found["metric"]]
+    return f"{found['metric']} {metric['mean']:.0%} of {found['count']} flyers", metric["mean"] > 0
+
+
 @claim("8", "grading/report", "answers side by side in three groups of locales", "figure 4", trained=False)
 def _graded(report: Any) -> tuple[str, bool]:
     groups = {
@@ -145,6 +152,7 @@ USE_CLAIMS = (
     _sdk,
     _held_out,
     _table,
+    _flyers,
     _graded,
     _judged,
     _taxonomy,

@@ -1,0 +1,74 @@
+"""The page: claims with commands, the diagram of stages, curves, samples, pictures; foreign and damaged files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from openafm.core.executors import LocalConfig
+from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
+from openafm.data.drawing.generators import generator_config
+from openafm.recipes.reproduction.claim import MeasuredClaim
+from openafm.recipes.reproduction.page import summary, watt_hours, write_pages
+from openafm.recipes.reproduction.results import StageResult, StageState
+from openafm.recipes.reproduction.stage import Command, Stage
+
+ASK = Command(name="ask", words=("respond", "What <b>is</b> it?", "--json"))
+STAGES = (
+    Stage(name="first", section="1", title="a", commands=(ASK,)),
+    Stage(name="second", section="2", title="b", commands=(), needs=("first",)),
+)
+RESULTS = [
+    StageResult(
+        name="first",
+        digest="0123456789abcdef",
+        state=StageState.DONE,
+        figures={"ask": {"content": "It is " + "x" * 400}},
+        seconds=3.0,
+        cpu_seconds=7.2,
+        notes=("some pages are missing: needs Chromium",),
+        command_seconds={"ask": 2.5},
+    ),
+    StageResult(name="second", digest="f" * 16, state=StageState.FAILED, figures={}, reason="disk full"),
+    StageResult(name="of another version", digest="", state=StageState.DONE, figures={}),
+]
+CLAIM = MeasuredClaim(
+    section="1", text="a <claim>", reported="3", ours="4", holds=False, scale="micro models", command="openafm respond"
+)
+
+
+def test_the_page_shows_stages_curves_and_samples_in_one_file(tmp_path: Path) -> None:
+    run = tmp_path / "first" / "on_device.sft"
+    run.mkdir(parents=True)
+    lines = [json.dumps({"step": step, "loss": 4.0 / step}) for step in (1, 2, 4)]
+    (run / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 5, "lo']))
+    html, markdown = write_pages(tmp_path, "micro", STAGES, RESULTS, [CLAIM])
+    page = html.read_text()
+    assert "a &lt;claim&gt;" in page
+    assert "openafm respond   " not in page
+    assert "What &lt;b&gt;is&lt;/b&gt; it?" in page
+    assert "x" * 301 not in page.partition('id="time"')[0]  # samples are short, figures are whole
+    assert "on_device.sft: loss 4 to 1 in 4 steps" in page
+    assert page.count("<path d=") == 1
+    assert "01234567</text>" in page
+    assert "some pages are missing: needs Chromium" in page
+    assert "failed: disk full" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert "| a <claim> | 3 | 4 | micro models | no |" in markdown.read_text()
+
+
+def test_energy_follows_from_cpu_time() -> None:
+    assert watt_hours(RESULTS[0]) == 7.2 * 10 / 3600
+    assert summary("micro", RESULTS, [CLAIM]).endswith(
+        "1 of 1 claims measured, 0 hold in shape; 0 minutes, 0.0 Wh (estimate)."
+    )
+
+
+def test_pictures_are_in_the_file_and_a_damaged_corpus_is_reported(tmp_path: Path) -> None:
+    config = DrawingConfig(generators=(generator_config("signs"),), languages=("en",), count=1)
+    draw_corpus(config, tmp_path / "images" / "drawn", LocalConfig(num_workers=1))
+    damaged = tmp_path / "pairs" / "pairs"
+    damaged.mkdir(parents=True)
+    page = write_pages(tmp_path, "micro", STAGES, RESULTS, [])[0].read_text()
+    assert page.count("data:image/jpeg;base64,") == 1
+    assert "The images of pairs/pairs cannot be shown" in page
