@@ -1,0 +1,205 @@
+"""Context parallelism: two processes that divide the positions of one row, against one process with the whole row.
+
+Each case trains the model for a few steps on rows of one document and two short ones, in fp32 with one thread per process.
+`loss_difference` is the largest difference of the loss of a step. `peak_ratio` is the peak memory of a step in the rank
+with the most, relative to one process: resident memory above that after the imports and a warm-up, under an allocator that
+returns freed blocks of 1 MiB and more at once. `exchanged_mb` is what a rank sends along the axis in a step, as planned.
+
+    python benchmarks/context_parallel.py [--quick] [--json]
+
+A full run writes docs/benchmarks/context_parallel.json. `--quick` takes shorter rows. Linux only: the peak resident memory
+is reset through /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.shard_writer import write_shards
+from openafm.models.config import DecoderConfig
+from openafm.models.sizes import named_size
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.distributed.config import ParallelConfig
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "context_parallel.json"
+RANKS, STEPS, SEED, MIB = 2, 3, 0, 1 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the length of its rows."""
+
+    size: str
+    row_tokens: int
+
+    @property
+    def model(self) -> DecoderConfig:
+        model = named_size(self.size)
+        return replace(model, context_length=max(model.context_length, self.row_tokens))
+
+
+CASES = (Case("on_device.nano", 16384), Case("server.nano", 8192))
+QUICK = (Case("on_device.micro", 2048), Case("server.micro", 2048))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--rank", nargs=2, metavar=("CASE", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        print(json.dumps(measure(Case(**json.loads(options.rank[0])), Path(options.rank[1]))))
+        return
+    rows = [compare(case) for case in (QUICK if options.quick else CASES)]
+    report = {
+        "loss_difference": max(row["loss_difference"] for row in rows),
+        "peak_ratio": max(row["peak_ratio"] for row in rows),
+        "ranks": RANKS,
+        "rows": rows,
+    }
+    if not options.quick:
+        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if not options.json:
+        for row in rows:
+            print("  ".join(f"{key} {value}" for key, value in row.items()))
+    print(json.dumps(report))
+
+
+def compare(case: Case) -> dict[str, Any]:
+    """Train a case in one process and in several."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_rows(case, Path(folder) / "shards")
+        print(f"{case.size}, rows of {case.row_tokens:,} tokens", file=sys.stderr)
+        (alone,) = in_processes(case, folder, 1)
+        ranks = in_processes(case, folder, RANKS)
+    peak = max(rank["peak"] for rank in ranks)
+    differences = [abs(one - other) for one, other in zip(alone["losses"], ranks[0]["losses"], strict=True)]
+    return {
+        **asdict(case),
+        "loss_difference": max(differences),
+        "peak_mib": round(peak / MIB, 1),
+        "peak_mib_alone": round(alone["peak"] / MIB, 1),
+        "peak_ratio": round(peak / alone["peak"], 3),
+        "tokens_per_second": round(case.row_tokens / max(rank["seconds"] for rank in ranks), 1),
+        "tokens_per_second_alone": round(case.row_tokens / alone["seconds"], 1),
+        "exchanged_mb": round(exchanged_bytes(case) / 1e6, 2),
+    }
+
+
+def write_rows(case: Case, shards: Path) -> None:
+    """Write a long document and two short ones for each row, whose borders are not those of the ranks."""
+    generator, vocab_size = np.random.default_rng(SEED), case.model.vocab_size
+    lengths = (case.row_tokens * 3 // 4, case.row_tokens // 8, case.row_tokens // 8)
+    with write_shards(shards, tokenizer_digest="0" * 64, vocab_size=vocab_size, tokens_per_shard=1 << 20) as writer:
+        for _ in range(STEPS + 1):
+            for length in lengths:
+                writer.add(generator.integers(1, vocab_size, length).tolist())
+
+
+def run_config(case: Case, shards: Path, ranks: int) -> TrainerConfig:
+    source = SourceConfig(name="random", path=str(shards))
+    return TrainerConfig(
+        model=case.model,
+        data=LoaderConfig(sources=(source,), rows_per_step=1, row_tokens=case.row_tokens),
+        budget=StepBudget(num_steps=STEPS),
+        optimizer=AdamWConfig(eps=1e-4),  # a small epsilon amplifies rounding in gradients near 0
+        parallel=ParallelConfig(context=ranks),
+        seed=SEED,
+    )
+
+
+def in_processes(case: Case, folder: str, ranks: int) -> list[dict[str, Any]]:
+    """Run `measure` in processes that communicate as under torchrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(MIB)}
+    command = [sys.executable, __file__, "--rank", json.dumps(asdict(case)), folder]
+    environments = [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=each) for each in environments]
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"{case} failed in {ranks} processes")
+    return [json.loads(output) for output in outputs]
+
+
+def measure(case: Case, folder: Path) -> dict[str, Any]:
+    """Return the losses, the seconds of the fastest step, and the peak bytes of a step in this process."""
+    import torch
+
+    from openafm.training.distributed.parallel import Parallelism
+    from openafm.training.distributed.processes import open_processes
+    from openafm.training.initialization import fresh_state
+    from openafm.training.trainer import Trainer
+
+    torch.set_num_threads(1)
+    with open_processes() as processes:
+        config = run_config(case, folder / "shards", processes.world)
+
+        def trainer_of(row_tokens: int) -> Trainer:
+            changed = replace(config, data=replace(config.data, row_tokens=row_tokens))
+            parallelism = Parallelism(config.parallel, config.model, processes)
+            loader = changed.data.build(parallelism.data_rank, parallelism.data_world)
+            return Trainer(changed, fresh_state(changed, "cpu", parallelism), loader)
+
+        warm_up = trainer_of(256)
+        warm_up.update(warm_up.source.batch(0))
+        del warm_up
+        give_back()
+        base = resident("VmRSS")
+        trainer = trainer_of(case.row_tokens)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
+        losses, seconds = [], []
+        for step in range(STEPS):
+            start_s = time.perf_counter()
+            losses.append(trainer.update(trainer.source.batch(step)).loss)
+            seconds.append(time.perf_counter() - start_s)
+        return {"losses": losses, "seconds": min(seconds), "peak": resident("VmHWM") - base}
+
+
+def exchanged_bytes(case: Case) -> int:
+    """Return the bytes that a rank sends along the axis in a step, as planned."""
+    from openafm.training.planning.chips import CHIPS
+    from openafm.training.planning.plan import Workload
+    from openafm.training.planning.search import Axes, make_plan
+
+    axes = Axes(context=RANKS, shard=1, expert=1, track=1)
+    workload = Workload(rows_per_step=1, row_tokens=case.row_tokens, precision="float32")
+    chip = replace(CHIPS["cpu-core"], memory=1 << 50)
+    plan = make_plan(case.model, num_devices=RANKS, chip=chip, workload=workload, axes=axes)
+    return sum(found.inside for found in plan.collectives if found.axis == "context")
+
+
+def give_back() -> None:
+    """Make the allocator return free memory."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def resident(key: str) -> int:
+    """Return bytes of this process: VmRSS is current, VmHWM the peak."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = [line for line in lines if line.startswith(key + ":")]
+    return int(line.split()[1]) << 10
+
+
+if __name__ == "__main__":
+    main()
