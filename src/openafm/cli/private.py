@@ -140,6 +140,7 @@ def trust(
     witness: Annotated[list[str] | None, typer.Option(help="Verifier key of a witness. May be repeated.")] = None,
     quorum: Annotated[int | None, typer.Option(min=0, help="Witnesses that must have signed; default: all.")] = None,
     witness_days: Annotated[float, typer.Option(min=0.01, help="How old signatures of witnesses may be.")] = 7.0,
+    log_days: Annotated[float, typer.Option(min=0.01, help="How old the log's own signature with a time may be.")] = 7.0,
 ) -> None:
     """Choose the log in which nodes must be."""
     from openafm.serving.private.client import trust_file, write_trust
@@ -147,7 +148,15 @@ def trust(
 
     witnesses = tuple(witness or ())
     needed = len(witnesses) if quorum is None else quorum
-    write_trust(Trust(log=log, log_key=key, witnesses=witnesses, quorum=needed, max_witness_days=witness_days))
+    chosen = Trust(
+        log=log,
+        log_key=key,
+        witnesses=witnesses,
+        quorum=needed,
+        max_witness_days=witness_days,
+        max_log_days=log_days,
+    )
+    write_trust(chosen)
     print_text(f"stored in {trust_file()}")
 
 

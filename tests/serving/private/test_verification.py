@@ -15,6 +15,7 @@ from statements_of_nodes import OPERATOR, release, statement
 from openafm.core.config import ConfigError
 from openafm.serving.private.errors import NodeRefusedError
 from openafm.serving.private.key_configs import NodeKey
+from openafm.serving.private.log_server import _Opened
 from openafm.serving.private.merkle import leaf_hash
 from openafm.serving.private.notes import WITNESS_KEY, VerifierKey, signature_line
 from openafm.serving.private.release_log import LogProofs, ReleaseLog
@@ -54,6 +55,28 @@ def refused(reason: str, check: Callable[[], object]) -> None:
     assert raised.value.reason == reason, raised.value
 
 
+def test_an_old_copy_of_the_log_is_refused(log: ReleaseLog, trust: Trust) -> None:
+    later = time.time() + 8 * 24 * 3600
+    stated = sign_statement(statement(NODE, release(6, minimum=3), start=later), OPERATOR)
+    old, checkpoint = proofs_of(log), log.checkpoint
+    refused("stale", lambda: check_node(stated, old, trust, checkpoint, [SOFTWARE_ONLY], now=later))
+    untimed = dataclasses.replace(old, checkpoint="".join(old.checkpoint.splitlines(keepends=True)[:-1]))
+    refused("stale", lambda: check_node(signed(), untimed, trust, None, [SOFTWARE_ONLY]))
+    patient = dataclasses.replace(trust, max_log_days=9)
+    assert check_node(stated, old, patient, checkpoint, [SOFTWARE_ONLY], now=later)[1] == checkpoint
+    log.sign_time(later)
+    assert check_node(stated, proofs_of(log), trust, checkpoint, [SOFTWARE_ONLY], now=later)[1] == checkpoint
+
+
+def test_a_served_log_signs_the_time_daily(log: ReleaseLog) -> None:
+    log.sign_time(now=1_700_000_000)
+    opened = _Opened(log.folder)
+    assert time.time() - opened.log().signed_at() < 3600
+    checkpoint = (log.folder / "checkpoint").read_text(encoding="utf-8")
+    assert opened.log().signed == checkpoint  # not signed again
+    assert len(checkpoint.splitlines()) == 6  # origin, size, root, an empty line, two signatures
+
+
 def test_a_logged_node_is_accepted(log: ReleaseLog, trust: Trust) -> None:
     stated, checkpoint = check_node(signed(), proofs_of(log), trust, None, [SOFTWARE_ONLY])
     assert (stated.key, checkpoint) == (NODE.config, log.checkpoint)
@@ -80,6 +103,7 @@ def test_a_node_without_hardware_is_refused_unless_the_client_accepts_it(log: Re
 )
 def test_validity_and_skewed_clocks(log: ReleaseLog, trust: Trust, start: int, seconds: int, is_valid: bool) -> None:
     now = 1_800_000_000
+    log.sign_time(now)
     data = signed(not_before=now + start, not_after=now + start + seconds)
     if is_valid:
         check_node(data, proofs_of(log), trust, None, [SOFTWARE_ONLY], now)

@@ -15,7 +15,7 @@ from openafm.serving.private.statements import CLOCK_SKEW_SECONDS
 
 _ROOT_BYTES = 32
 _DAY_SECONDS = 24 * 3600
-MAX_WITNESS_DAYS = 7.0
+MAX_WITNESS_DAYS, MAX_LOG_DAYS = 7.0, 7.0
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ def open_checkpoint(
     quorum: int = 0,
     now: float | None = None,
     max_days: float = MAX_WITNESS_DAYS,
+    max_log_days: float | None = None,
 ) -> Checkpoint:
     """Return the checkpoint of a note, signed by the log and lately by at least `quorum` of the witnesses.
 
-    An old signature does not count: a log that is frozen before a release was withdrawn would show it without end.
+    An old signature does not count: a log that is frozen before a release was withdrawn would show it without end. The log
+    signs the time too, against others who show an old checkpoint; only witnesses protect from the log itself.
 
     Args:
         signed: the note.
@@ -70,9 +72,11 @@ def open_checkpoint(
         quorum: how many of them must have signed.
         now: the time in seconds since 1970; None: the current time.
         max_days: how old the signature of a witness may be.
+        max_log_days: how old the time may be that the log signed; None: the time is not checked.
 
     Raises:
-        NodeRefusedError: `log` if it is damaged or not signed by the log, `witnesses` if too few signed it.
+        NodeRefusedError: `log` if it is damaged or not signed by the log, `stale` if the log signed it too long ago,
+            `witnesses` if too few witnesses signed it.
     """
     try:
         note = Note.parse(signed)
@@ -80,10 +84,17 @@ def open_checkpoint(
         if checkpoint.origin != log_key.name or not note.is_signed_by(log_key):
             raise NoteError(f"the checkpoint is not signed with the trusted key of {log_key.name}")
         times = [note.signed_at(witness) for witness in witnesses]
+        log_time = note.signed_at(log_key.of_times)
     except NoteError as error:
         raise NodeRefusedError("log", str(error)) from error
     now = time.time() if now is None else now
-    num_signed = sum(at is not None and -CLOCK_SKEW_SECONDS <= now - at <= max_days * _DAY_SECONDS for at in times)
+    if max_log_days is not None and not _is_recent(log_time, now, max_log_days):
+        raise NodeRefusedError(
+            "stale",
+            f"the log signed its checkpoint more than {max_log_days:g} days ago, or without a time; it may be an old copy,"
+            " which still has releases that were withdrawn",
+        )
+    num_signed = sum(_is_recent(at, now, max_days) for at in times)
     if num_signed < quorum:
         raise NodeRefusedError(
             "witnesses",
@@ -91,6 +102,10 @@ def open_checkpoint(
             " required; the log may be old, or show others another history",
         )
     return checkpoint
+
+
+def _is_recent(at: int | None, now: float, max_days: float) -> bool:
+    return at is not None and -CLOCK_SKEW_SECONDS <= now - at <= max_days * _DAY_SECONDS
 
 
 def check_follows(checkpoint: Checkpoint, former: Checkpoint | None, proof: Sequence[bytes]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
+from openafm.core.files import FolderInUseError
 from openafm.serving.private.release_log import ReleaseLog
 from openafm.serving.private.verification import encode_proofs
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
+
+_SIGN_SECONDS = 24 * 3600.0
+"""After this time the log signs its checkpoint again, so that clients can tell it from an old copy."""
 
 
 def build_log_server(folder: Path) -> ASGIApp:
@@ -53,7 +59,7 @@ def build_log_server(folder: Path) -> ASGIApp:
 
 
 class _Opened:
-    """The log, opened again when its checkpoint has changed."""
+    """The log, opened again when its checkpoint has changed, and signed again when the signed time is old."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -63,6 +69,10 @@ class _Opened:
         stamp = self._read_stamp()
         if stamp != self._stamp:
             self._log, self._stamp = ReleaseLog(self._folder), stamp
+        if time.time() - self._log.signed_at() > _SIGN_SECONDS:
+            with contextlib.suppress(FolderInUseError):  # a release is added now, with the time
+                self._log.sign_time()
+                self._stamp = self._read_stamp()
         return self._log
 
     def _read_stamp(self) -> tuple[int, int]:

@@ -3,11 +3,12 @@
 ORIGIN_FOLDER/log.key, log.key.pub   the key that signs checkpoints
 ORIGIN_FOLDER/origin                 the name of the log
 ORIGIN_FOLDER/entries/00000000.json  the entries, canonical JSON
-ORIGIN_FOLDER/checkpoint             the signed state, with cosignatures of witnesses
+ORIGIN_FOLDER/checkpoint             the signed state, the signed time, and cosignatures of witnesses
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,23 @@ class ReleaseLog:
             self.signed = str(note)
             _write(self.folder / "checkpoint", self.signed)
 
+    def sign_time(self, now: float | None = None) -> None:
+        """Sign the checkpoint with the time, so that clients refuse old copies of it.
+
+        Raises:
+            FolderInUseError: another process appends.
+        """
+        with folder_lock(self.folder):
+            note = Note.parse(self.signed)
+            at = int(time.time() if now is None else now)
+            line = signature_line(note.text, self.key.of_times, self._private_key, at)
+            self.signed = str(note.with_line(line))
+            _write(self.folder / "checkpoint", self.signed)
+
+    def signed_at(self) -> int:
+        """Return the time that was signed with the checkpoint, in seconds since 1970; 0 if there is none."""
+        return Note.parse(self.signed).signed_at(self.key.of_times) or 0
+
     def proofs(self, leaf: bytes | None, since: int) -> LogProofs:
         """Return the proofs for the release with this leaf hash, and from a checkpoint of `since` entries."""
         leaves = self.leaves[: self.checkpoint.size]
@@ -134,9 +152,10 @@ class ReleaseLog:
 
 
 def _write_checkpoint(folder: Path, leaves: Sequence[bytes], key: VerifierKey) -> None:
-    """Sign the state of the log. Cosignatures of the state before are dropped."""
-    text = Checkpoint(key.name, len(leaves), root_hash(leaves)).text
-    _write(folder / "checkpoint", f"{text}\n{signature_line(text, key, read_private_key(folder / 'log.key'))}")
+    """Sign the state of the log and the time. Cosignatures of the state before are dropped."""
+    text, private_key = Checkpoint(key.name, len(leaves), root_hash(leaves)).text, read_private_key(folder / "log.key")
+    timed = signature_line(text, key.of_times, private_key, int(time.time()))
+    _write(folder / "checkpoint", f"{text}\n{signature_line(text, key, private_key)}{timed}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openafm.core.config import Config
-from openafm.serving.private.checkpoints import MAX_WITNESS_DAYS, Checkpoint, check_follows, open_checkpoint
+from openafm.serving.private.checkpoints import MAX_LOG_DAYS, MAX_WITNESS_DAYS, Checkpoint, check_follows, open_checkpoint
 from openafm.serving.private.errors import NodeRefusedError, PrivateSetupError
 from openafm.serving.private.merkle import ProofError, check_inclusion, leaf_hash
 from openafm.serving.private.notes import LOG_KEY, WITNESS_KEY, VerifierKey
@@ -29,6 +29,7 @@ class Trust(Config):
         witnesses: verifier keys of witnesses.
         quorum: how many witnesses must have signed the checkpoint.
         max_witness_days: how old their signatures may be.
+        max_log_days: how old the time may be that the log signed with its checkpoint.
     """
 
     log: str
@@ -36,9 +37,11 @@ class Trust(Config):
     witnesses: tuple[str, ...] = ()
     quorum: int = 0
     max_witness_days: float = MAX_WITNESS_DAYS
+    max_log_days: float = MAX_LOG_DAYS
 
     def __post_init__(self) -> None:
-        self.require(self.max_witness_days > 0, f"max_witness_days must be positive, got {self.max_witness_days}")
+        for name in ("max_witness_days", "max_log_days"):
+            self.require(getattr(self, name) > 0, f"{name} must be positive, got {getattr(self, name)}")
         self.require(self.log.startswith(("http://", "https://")), f"'{self.log[:200]}' is not the URL of a log")
         self.require(
             0 <= self.quorum <= len(set(self.witnesses)),
@@ -68,7 +71,13 @@ def check_node(
     check_statement(statement, accepted, now)
     witnesses = [VerifierKey.parse(key) for key in dict.fromkeys(trust.witnesses)]
     checkpoint = open_checkpoint(
-        proofs.checkpoint, VerifierKey.parse(trust.log_key), witnesses, trust.quorum, now, trust.max_witness_days
+        proofs.checkpoint,
+        VerifierKey.parse(trust.log_key),
+        witnesses,
+        trust.quorum,
+        now,
+        max_days=trust.max_witness_days,
+        max_log_days=trust.max_log_days,
     )
     check_follows(checkpoint, former, proofs.consistency)
     if proofs.index is None:
