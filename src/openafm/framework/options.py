@@ -73,8 +73,8 @@ class GenerationOptions:
             as its schema allows, with open strings and lists closed; its `finish_reason` is then `LENGTH`. True by default;
             False raises `DecodingFailureError` instead. Local models only; tool calls are never completed.
         image_detail: the resolution mode of the prompt's images: `"high"` (tiles and an overview), `"balanced"` or
-            `"rapid"`. More detail takes more tokens (`LanguageModel.token_count`); the model's first mode by default. Local
-            models only.
+            `"rapid"`. More detail takes more tokens (`LanguageModel.token_count`); the model's first mode by default.
+            Endpoints get the `detail` high, auto or low.
 
     Raises:
         ValueError: a value is out of range.

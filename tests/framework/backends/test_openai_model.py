@@ -330,6 +330,16 @@ def png(color: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.parametrize(("mode", "sent"), [("high", "high"), ("balanced", "auto"), ("rapid", "low"), (None, None)])
+def test_the_detail_of_images_is_sent(mode: Any, sent: str | None) -> None:
+    with serving(says("x"), says("y")) as endpoint:
+        session = fm.LanguageModelSession(model=model_at(endpoint.url, capabilities=list(fm.Capability)))
+        session.respond_blocking(fm.Prompt("What?", fm.Image(png(1))), options=fm.GenerationOptions(image_detail=mode))
+        session.respond_blocking("And?")
+        details = [request["messages"][0]["content"][1]["image_url"].get("detail") for request in endpoint.requests]
+    assert details == [sent, sent]  # a later request repeats the message, for the endpoint's prefix cache
+
+
 def test_images_are_sent_as_data_urls(tmp_path: Path) -> None:
     (tmp_path / "swift.png").write_bytes(png(1))
     prompt = fm.Prompt("What is", "this?", fm.Image(tmp_path / "swift.png", "photo"), "Be brief.")

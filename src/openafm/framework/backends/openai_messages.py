@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from openafm.framework.backends.language_model import AnswerRequest
 from openafm.framework.errors import GenerationError
-from openafm.framework.options import GenerationOptions, SamplingModeType
+from openafm.framework.options import GenerationOptions, ImageDetail, SamplingModeType
 from openafm.framework.schema.wire_schema import WireSchema, without_extensions
 from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
 from openafm.tokenizer.conversation import (
@@ -26,11 +26,15 @@ from openafm.tokenizer.schema_text import compact_json
 
 Message: TypeAlias = dict[str, Any]
 
+_DETAILS: Mapping[ImageDetail, str] = {"high": "high", "balanced": "auto", "rapid": "low"}
 _IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
 
 def new_messages(
-    earlier: Sequence[Message], turns: Iterable[Turn], images: Mapping[str, bytes] | None = None
+    earlier: Sequence[Message],
+    turns: Iterable[Turn],
+    images: Mapping[str, bytes] | None = None,
+    detail: ImageDetail | None = None,
 ) -> list[Message]:
     """Return the messages of `turns`, which follow the `earlier` messages. Tool outputs match calls by name, in order.
 
@@ -38,6 +42,7 @@ def new_messages(
 
     Args:
         images: the bytes of the turns' images, by digest.
+        detail: the resolution mode of these images; None: the endpoint's default.
 
     Raises:
         GenerationError: a tool output has no matching call.
@@ -49,13 +54,13 @@ def new_messages(
     shown: list[ImagePart] = []  # of tool outputs
     for turn in turns:
         if not isinstance(turn, ToolTurn):
-            messages += _shown(shown, images)
+            messages += _shown(shown, images, detail)
             shown = []
         match turn:
             case Instructions():
                 messages += [{"role": "system", "content": turn.text}] if turn.text else []
             case UserTurn():
-                messages.append({"role": "user", "content": _prompt_content(turn, images or {})})
+                messages.append({"role": "user", "content": _prompt_content(turn, images or {}, detail)})
             case AssistantTurn(tool_calls=()):
                 messages.append({"role": "assistant", "content": turn.text})
             case AssistantTurn():
@@ -69,7 +74,7 @@ def new_messages(
                 waiting.remove(call)
                 messages.append({"role": "tool", "tool_call_id": call[1], "content": turn.text})
                 shown += turn.images
-    return [*messages, *_shown(shown, images)]
+    return [*messages, *_shown(shown, images, detail)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +140,7 @@ def _sampling(options: GenerationOptions) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-def _prompt_content(turn: UserTurn, images: Mapping[str, bytes]) -> str | list[dict[str, Any]]:
+def _prompt_content(turn: UserTurn, images: Mapping[str, bytes], detail: ImageDetail | None) -> str | list[dict[str, Any]]:
     suffix = ""
     if turn.response_format is not None:
         schema = compact_json(without_extensions(turn.response_format))
@@ -143,17 +148,17 @@ def _prompt_content(turn: UserTurn, images: Mapping[str, bytes]) -> str | list[d
     if not turn.images:
         return turn.text + suffix
     parts = [*turn.content, *([TextPart(text=suffix)] if suffix else [])]
-    return [_content_part(part, images) for part in parts]
+    return [_content_part(part, images, detail) for part in parts]
 
 
-def _shown(parts: Sequence[ImagePart], images: Mapping[str, bytes] | None) -> list[Message]:
+def _shown(parts: Sequence[ImagePart], images: Mapping[str, bytes] | None, detail: ImageDetail | None) -> list[Message]:
     """Return a user message with images of tool outputs; none without images."""
-    content = [_content_part(part, images or {}) for part in parts]
+    content = [_content_part(part, images or {}, detail) for part in parts]
     title = {"type": "text", "text": "Images of the tool outputs above:"}
     return [{"role": "user", "content": [title, *content]}] if content else []
 
 
-def _content_part(part: TextPart | ImagePart, images: Mapping[str, bytes]) -> dict[str, Any]:
+def _content_part(part: TextPart | ImagePart, images: Mapping[str, bytes], detail: ImageDetail | None) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
     data = images.get(part.digest)
@@ -165,10 +170,8 @@ def _content_part(part: TextPart | ImagePart, images: Mapping[str, bytes]) -> di
     media_type = next((name for magic, name in _IMAGE_TYPES.items() if data.startswith(magic)), None)
     if media_type is None:
         raise UnsupportedAttachmentError("an attachment is not PNG, JPEG, GIF or WebP; convert it first")
-    return {
-        "type": "image_url",
-        "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"},
-    }
+    image = {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}
+    return {"type": "image_url", "image_url": image | ({} if detail is None else {"detail": _DETAILS[detail]})}
 
 
 def _calls(turn: AssistantTurn, call_ids: Sequence[str]) -> Message:

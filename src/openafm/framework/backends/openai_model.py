@@ -171,7 +171,8 @@ class _OpenAIExecutor(LanguageModelExecutor):
 
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         schema = None if request.schema is None else WireSchema(request.schema)
-        self._messages += new_messages(self._messages, (*self._opening, *request.turns), request.images)
+        turns, detail = (*self._opening, *request.turns), request.options.image_detail
+        self._messages += new_messages(self._messages, turns, request.images, detail)
         self._opening = ()
         holds_text = self._model.asks_again and schema is not None
         usage = Usage()
