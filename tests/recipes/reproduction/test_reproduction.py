@@ -10,11 +10,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from openafm.cli.main import run
+from openafm.cli.main import app, run
+from openafm.core.config import override
 from openafm.core.errors import UsageError
+from openafm.recipes.catalog import build_run
 from openafm.recipes.reproduction.claims import CLAIMS, measured_claims
 from openafm.recipes.reproduction.page import write_pages
 from openafm.recipes.reproduction.results import StageResult, StageState, read_results
@@ -88,6 +92,29 @@ def test_stages_need_earlier_ones_and_claims_name_stages(size: str) -> None:
         assert len({command.name for command in stage.commands}) == len(stage.commands)
     commands = {(stage.name, command.name) for stage in stages for command in stage.commands}
     assert {(claim.stage, claim.command) for claim in CLAIMS} <= commands
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_commands_fit_the_verbs_and_changes_fit_the_recipes(size: str) -> None:
+    verbs = typer.main.get_command(app)
+    for command in (command for stage in report_stages(size) for command in stage.commands):
+        words = list(command.words)
+        if words[0] == "compress" and words[1] != "report":
+            words.insert(1, "BUNDLE")  # may be left out
+        verb, words = resolved(verbs, words)
+        known = {name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word for word in words if word.startswith("--")} <= known, command.words
+        if command.words[0] == "train":
+            changes = (words[number + 1].partition("=") for number, word in enumerate(words) if word == "--set")
+            config = build_run(command.words[1], command.words[command.words.index("--size") + 1])
+            override(config, {key: value for key, _, value in changes if "corpora" not in key or "--data" not in words})
+
+
+def resolved(command: Any, words: list[str]) -> tuple[Any, list[str]]:
+    """Return the verb of a command line, and the words after its name."""
+    while hasattr(command, "resolve_command"):
+        _, command, words = command.resolve_command(typer.Context(command), words)
+    return command, words
 
 
 def test_claims_and_page_come_from_the_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

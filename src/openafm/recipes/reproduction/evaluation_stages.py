@@ -61,7 +61,17 @@ def evaluation_stages(size: str) -> tuple[Stage, ...]:
                     name="events",
                     words=(
                         *("evaluate", "run", "--model", bundle_of("on_device.multimodal_sft", size), "--tasks", "flyers"),
-                        *("--languages", "en", "--limit", by_size(size, 2, 8, 100), "--out", "{here}/run", "--json"),
+                        *(
+                            "--languages",
+                            "en",
+                            "--limit",
+                            by_size(size, 2, 8, 100),
+                            "--out",
+                            "{here}/run",
+                            "--data",
+                            "{here}",
+                            "--json",
+                        ),
                     ),
                 ),
             ),
@@ -77,7 +87,7 @@ def _features(size: str, name: str, model: str, out: str) -> Command:
         name=name,
         words=(
             *("evaluate", "run", "--model", model, "--tasks", tasks, "--languages", "en,de,fr,ja"),
-            *("--limit", by_size(size, 1, 4, 20), "--out", f"{{here}}/{out}", "--json"),
+            *("--limit", by_size(size, 1, 4, 20), "--out", f"{{here}}/{out}", "--data", "{here}", "--json"),
         ),
     )
 

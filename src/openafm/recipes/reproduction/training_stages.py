@@ -60,7 +60,7 @@ def pretraining_stages(size: str) -> tuple[Stage, ...]:
                     "server.pretrain",
                     size,
                     *("--processes", "2", "--restarts", "3", "--set", "trainer.parallel.track=2"),
-                    *("--set", f"trainer.checkpoints.every_steps={every_steps}"),
+                    *("--set", f"trainer.checkpoint.every_steps={every_steps}"),
                     kill_rank=True,
                     tiny_steps=12,
                 ),
