@@ -129,6 +129,7 @@ def test_davidson_ratings_of_three_systems_expect_what_was_observed() -> None:
         [],
         [Comparisons(first=0, second=1, wins=5, losses=0, ties=0), Comparisons(first=1, second=2, wins=1, losses=1, ties=0)],
         [Comparisons(first=0, second=1, wins=5, losses=5, ties=1)],
+        [Comparisons(first=n, second=n + 1, wins=0, losses=0, ties=4) for n in range(2)],
     ],
 )
 def test_ratings_without_a_maximum_are_a_typed_error(pairs: list[Comparisons]) -> None:

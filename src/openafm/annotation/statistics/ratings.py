@@ -58,10 +58,13 @@ def fit_ratings(num_systems: int, pairs: Iterable[Comparisons]) -> Ratings:
     """Return the ratings of maximum likelihood.
 
     Raises:
-        AnnotationError: there is no maximum: some systems only win against the others, or are not compared with them.
+        AnnotationError: there is no maximum: some systems only win against the others, or are not compared with them,
+            or all comparisons are ties.
     """
     pairs = [pair for pair in pairs if pair.wins + pair.losses + pair.ties]
     _check_connected(num_systems, pairs)
+    if all(pair.wins + pair.losses == 0 for pair in pairs):
+        raise AnnotationError("the ratings have no finite maximum: every comparison is a tie; grade more comparisons")
     has_ties = any(pair.ties for pair in pairs)
     utilities_POK, counts_PO = _design(num_systems, pairs, has_ties)
     values_K = np.zeros(utilities_POK.shape[-1])
