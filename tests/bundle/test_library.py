@@ -142,8 +142,8 @@ def test_pull_from_a_server(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert pull_served(url, made.name, "mine").num_fetched == 0
         with pytest.raises(NotOfferedError, match="did you mean"):
             pull_served(url, made.name + "x")
-        assert run(["pull", url]) == 2
-        assert "needs the name" in capsys.readouterr().err
+        assert run(["pull", url, "--name", "alone", "--key", public]) == 0  # the only one that it offers
+        assert "alone is installed" in capsys.readouterr().out
     assert not list((data_home() / "downloads").glob("*/*"))
 
 

@@ -9,7 +9,7 @@ import typer
 
 from openafm.cli.evaluate_runs import adapter_identity, print_results, run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def card(
     if json:
         print_json({"model": opened[0].model, "card": text, "written": path})
     else:
-        print_text(text if path is None else f"results of {len(opened)} runs are in {path}")
+        print_text(text if path is None else f"results of {counted(len(opened), 'run')}: {path}")
 
 
 def _list_features(json: bool) -> None:

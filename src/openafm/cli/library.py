@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli.output import JsonOption, human_bytes, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, human_bytes, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def list_(json: JsonOption = False) -> None:
         return
     rows = [_row(each) for each in listing]
     print_table(("name", "current", "size", "engine", "weights", "aliases", "last use", "from"), rows)
-    print_text(f"\n{human_bytes(total)} in {len(listing)} bundles")
+    print_text(f"\n{human_bytes(total)} in {counted(len(listing), 'bundle')}")
 
 
 def _facts(entry: LibraryEntry) -> dict[str, Any]:
@@ -83,7 +83,9 @@ def alias(
 
 def pull(
     source: Annotated[str, typer.Argument(help="Folder, file URL, URL of `openafm share`, or OWNER/NAME of the hub.")],
-    bundle: Annotated[str | None, typer.Argument(metavar="NAME", help="The bundle's name on a server.")] = None,
+    bundle: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The bundle's name on a server; default: its only one.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name on this machine; default: that of the source.")] = None,
     key: Annotated[
         str | None, typer.Option(help="The server's public key or its file; default: the key of the first pull.")
@@ -95,11 +97,11 @@ def pull(
     from openafm.bundle.library import pulling
 
     is_server = source.startswith(("http://", "https://"))
-    if is_server != (bundle is not None):
-        raise UsageError("a server needs the name of a bundle: `openafm pull URL NAME`; other sources have none")
+    if bundle is not None and not is_server:
+        raise UsageError("only a server has bundles to choose from: `openafm pull URL NAME`; other sources are one bundle")
     if key is not None and not is_server:
         raise UsageError("--key belongs to a server")
-    if bundle is not None:
+    if is_server:
         pulled = pulling.pull_served(source, bundle, name, None if key is None else read_public_key(key))
     elif pulling.is_hub_name(source):
         pulled = pulling.pull_hub(source, name)

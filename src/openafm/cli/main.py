@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -50,7 +52,8 @@ from openafm.cli import (
 )
 from openafm.cli.options import Invocation
 from openafm.cli.output import styled
-from openafm.core.errors import OpenAFMError
+from openafm.cli.spellings import accept_spellings
+from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import data_home
 from openafm.core.processes import rank
 from openafm.core.terminal import escaped
@@ -132,6 +135,19 @@ ONE_TEXT = ("openafm respond", "openafm complete")
 # The common base of typer's exceptions for unknown options and missing arguments.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
+_WRITABLE = "; choose a place that you can write, or change its permissions"
+_ADVICE = {
+    errno.EACCES: _WRITABLE,
+    errno.EPERM: _WRITABLE,
+    errno.EROFS: _WRITABLE,
+    errno.ENOSPC: "; free some space, or choose another disk",
+    errno.EISDIR: "; name a file",
+    errno.ENOTDIR: "; a part of the path is a file",
+    errno.ENOENT: "; check the path",
+    errno.EADDRINUSE: "; choose another --port, or 0 for a free one",
+}
+
 
 def main() -> None:
     """Entry point of the installed command."""
@@ -168,13 +184,14 @@ def _run(arguments: Sequence[str]) -> int:
         if error.shared and rank():  # rank 0 prints it
             time.sleep(REPORT_SECONDS if error.exit_code else 0)
             return error.exit_code
-        return _fail(" ".join(str(error).split()), error.exit_code)
+        return _fail(_ERRNO.sub("", " ".join(str(error).split())), _exit_code(error.exit_code, error.__cause__, arguments))
     except _CommandLineError as error:
         wrong = cast(typer.BadParameter, error)
         message = wrong.format_message().replace(": Value error, ", ": ")  # a class of the library, not part of the reason
-        if "\n" in message:  # `openafm` or `openafm data` without arguments: the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # `openafm` or `openafm data` without arguments
             print(message.strip())
             return 0
+        message = " ".join(message.split())
         command = wrong.ctx.command_path if wrong.ctx else "openafm"
         if "unexpected extra argument" in message and command in ONE_TEXT:
             message = f'{message.rstrip(".")}: put the whole text in quotes, as in {command} "Dinner at 7"'
@@ -183,8 +200,24 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail("interrupted", 130)
     except BrokenPipeError:
         raise
-    except OSError as error:  # the system's message names the file or folder
-        return _fail(str(error) + _home_hint(error), 1)
+    except OSError as error:
+        return _fail(_system_message(error) + _home_hint(error), _exit_code(OpenAFMError.exit_code, error, arguments))
+
+
+def _system_message(error: OSError) -> str:
+    """Return an error of the system as a sentence: the file or folder, the reason, and what to do."""
+    text = f"{error.strerror or _ERRNO.sub('', str(error))}{_ADVICE.get(error.errno or 0, '')}"
+    return text if error.filename is None else f"{os.fsdecode(error.filename)}: {text}"
+
+
+def _exit_code(code: int, cause: BaseException | None, arguments: Sequence[str]) -> int:
+    """Return 2 if a file or folder that the command line names does not exist, else `code`."""
+    if isinstance(cause, FileNotFoundError | NotADirectoryError) and isinstance(cause.filename, str | os.PathLike):
+        missing = Path(cause.filename)
+        named = (Path(argument.partition("=")[2] or argument) for argument in arguments if argument)
+        if any(path in (missing, *missing.parents) and not path.exists() for path in named):
+            return UsageError.exit_code
+    return code
 
 
 @functools.cache
@@ -194,7 +227,9 @@ def _parser(verb: str) -> TyperGroup:
     part.registered_commands = [command for command in app.registered_commands if _name(command) == verb]
     part.registered_groups = [group for group in app.registered_groups if group.name == verb]
     is_found = part.registered_commands or part.registered_groups
-    return cast(TyperGroup, get_command(part if is_found else app))
+    command = cast(TyperGroup, get_command(part if is_found else app))
+    accept_spellings(command)
+    return command
 
 
 def _name(command: CommandInfo) -> str:

@@ -51,6 +51,11 @@ def styled(text: str, style: str, stream: IO[str] | None = None) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with a regular noun: `1 bundle`, `2 bundles`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def human_number(value: float) -> str:
     """Return a number with three digits and a unit: 10.3 M."""
     for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -211,16 +211,18 @@ def redteam(
         for file in files:
             opened.add_feedback(file.read_bytes(), locale)
         done["feedback"] = len(files)
-        lines.append(f"{len(files)} feedback attachments are in {project / 'queue.jsonl'}")
+        lines.append(f"{counted(len(files), 'feedback attachment')} in {project / 'queue.jsonl'}")
     if grading is not None or grades is not None:
         lines += _by_people(opened, grading, grades, done)
     if export is not None:
         done["exported"] = opened.export(export)
-        lines.append(f"{done['exported']} labeled texts in {export}; next: openafm safety train-guardrail --data {export}")
+        lines.append(
+            f"{counted(done['exported'], 'labeled text')} in {export}; next: openafm safety train-guardrail --data {export}"
+        )
     if not done:
         done["attempts"] = _attack(opened, model, instructions, guardrail, mutator, max_tokens)
         lines.append(
-            f"{done['attempts']} new attempts in {project}; people judge them with --grading FOLDER, or in"
+            f"{counted(done['attempts'], 'new attempt')} in {project}; people judge them with --grading FOLDER, or in"
             f" {project / 'queue.jsonl'}, then `openafm safety report {project}`"
         )
     if json:
@@ -239,10 +241,12 @@ def _by_people(opened: RedTeamProject, grading: Path | None, grades: Path | None
 
         if grading is not None:
             done["items"] = write_grading_project(opened, grading)
-            lines.append(f"{done['items']} new items in {grading}; next: openafm grade serve --project {grading}")
+            lines.append(f"{counted(done['items'], 'new item')} in {grading}; next: openafm grade serve --project {grading}")
         if grades is not None:
             done["verdicts"] = read_verdicts(opened, grades)
-            lines.append(f"{done['verdicts']} verdicts from {grades}; next: openafm safety report {opened.folder}")
+            lines.append(
+                f"{counted(done['verdicts'], 'verdict')} from {grades}; next: openafm safety report {opened.folder}"
+            )
     return lines
 
 

@@ -63,10 +63,11 @@ def pull_copy(source: str, name: str | None = None) -> PulledBundle:
     return PulledBundle(bundle=Bundle(place))
 
 
-def pull_served(url: str, offered_name: str, name: str | None = None, key: str | None = None) -> PulledBundle:
+def pull_served(url: str, offered_name: str | None, name: str | None = None, key: str | None = None) -> PulledBundle:
     """Install a bundle from a server with a signed manifest. An interrupted download is resumed by the same call.
 
-    `key` is the server's public key; without it the key of the first pull from this URL is trusted.
+    `key` is the server's public key; without it the key of the first pull from this URL is trusted. `offered_name` may be
+    None if the server offers one bundle.
 
     Raises:
         UnreachableError: the server does not answer, refuses, or ends the download early.
@@ -84,11 +85,12 @@ def pull_served(url: str, offered_name: str, name: str | None = None, key: str |
         manifest, key = open_bundles(signed, key or (None if known is None else known.key))
     except UntrustedDeliveryError as error:
         raise UntrustedDeliveryError(f"{url}: {error}") from error
-    offered = next((each for each in manifest.bundles if each.name == offered_name), None)
+    names = [each.name for each in manifest.bundles]
+    if offered_name is None and len(names) != 1:
+        raise UsageError(f"{url} offers {', '.join(names) or 'no bundles'}; name the bundle: `openafm pull URL NAME`")
+    offered = next((each for each in manifest.bundles if offered_name in (None, each.name)), None)
     if offered is None:
-        raise NotOfferedError(
-            f"{url} has no bundle '{offered_name}'{nearest(offered_name, [b.name for b in manifest.bundles])}"
-        )
+        raise NotOfferedError(f"{url} has no bundle '{offered_name}'{nearest(offered_name or '', names)}")
     remember_publisher(Publisher(url=url, key=key, published=manifest.published))
     place = bundle_place(name or offered.name)
     if (installed := _installed(place, offered.signature)) is not None:
