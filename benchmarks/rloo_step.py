@@ -30,7 +30,6 @@ from shared.policies import write_policy
 from shared.reporting import hand_in
 
 from openafm.bundle import Bundle, open_bundle
-from openafm.bundle.decoder import load_decoder
 from openafm.bundle.hugging_face.exporter import export_hugging_face
 from openafm.data.batch import Batch
 from openafm.rl.batches import step_batch
@@ -89,7 +88,7 @@ class Ours:
     def __init__(self, bundle: Bundle, case: Case) -> None:
         self._case, self._bundle = case, bundle
         self._engine = open_engine(bundle, num_threads=1)  # as a generator of `RLConfig.engine` "fastest"
-        self._reference = load_decoder(bundle).requires_grad_(False)
+        self._reference = open_engine(bundle, num_threads=1)
         self._decoder = GroupDecoder(
             self._engine, bundle.tokenizer, bundle.template, temperature=1.0, max_tokens=case.num_tokens, max_turns=1
         )

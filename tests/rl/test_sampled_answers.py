@@ -18,7 +18,9 @@ from openafm.rl.prompt_sources import Environment
 from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import Score, Trajectory
 from openafm.runtime.batching.pending import TokenChunk
+from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.runtime.native.engine import NativeEngine
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, ToolCall, ToolTurn, UserTurn
 from openafm.training.objectives.policy_config import RLOOConfig
 
@@ -45,12 +47,12 @@ def request(number: int, of: RLPrompt, count: int = 3, environment: Environment 
     return GroupRequest(number=number, prompt=of, environments=[environment] * count, seeds=seeds)
 
 
-def decoder(bundle: Bundle, engine: TorchEngine | None = None, **options: Any) -> GroupDecoder:
+def decoder(bundle: Bundle, engine: Engine | None = None, **options: Any) -> GroupDecoder:
     values = {"temperature": 0.8, "max_tokens": 12, "max_turns": 3} | options
     return GroupDecoder(engine or TorchEngine.open(bundle), bundle.tokenizer, bundle.template, **values)
 
 
-def recomputed(bundle: Bundle, group: DecodedGroup) -> list[np.ndarray]:
+def recomputed(bundle: Bundle, group: DecodedGroup, engine: Engine | None = None) -> list[np.ndarray]:
     trajectories = [
         Trajectory(
             sample=each.sample,
@@ -67,7 +69,8 @@ def recomputed(bundle: Bundle, group: DecodedGroup) -> list[np.ndarray]:
         for index, each in enumerate(group.samples)
     ]
     objective = RLOOConfig(temperature=0.8, num_tokens=bundle.tokenizer.vocab_size)
-    found = [each.reference_log_probs_N for each in with_reference(trajectories, load_decoder(bundle), objective)]
+    reference = engine or load_decoder(bundle)
+    found = [each.reference_log_probs_N for each in with_reference(trajectories, reference, objective)]
     return [log_probs_N for log_probs_N in found if log_probs_N is not None]
 
 
@@ -104,6 +107,19 @@ def test_grammars_give_a_support_and_forced_tokens_carry_no_loss(bundle: Bundle)
         assert not sample.support_NV[~sample.loss_mask_N].any()
         np.testing.assert_allclose(sample.log_probs_N, reference, atol=1e-5)
         assert sample.log_probs_N.sum() > np.log(0.5) - 20  # the choice is between few tokens
+
+
+@pytest.mark.parametrize("schema", [None, SCHEMA], ids=["free", "grammar"])
+def test_the_native_engine_has_the_probabilities_of_training_and_of_its_reference(
+    bundle: Bundle, schema: dict[str, Any] | None
+) -> None:
+    engine = NativeEngine(bundle, num_threads=1)
+    (group,) = decoder(bundle, engine, max_tokens=40).decode([request(0, prompt(schema=schema), count=4)], max_rows=8)
+    of_torch, of_engine = recomputed(bundle, group), recomputed(bundle, group, NativeEngine(bundle, num_threads=1))
+    for sample, trained, reference in zip(group.samples, of_torch, of_engine, strict=True):
+        assert sample.loss_mask_N.any()
+        np.testing.assert_allclose(sample.log_probs_N, trained, atol=1e-5)
+        np.testing.assert_array_equal(sample.log_probs_N, reference)  # the KL divergence from itself is 0
 
 
 class Script(TorchEngine):

@@ -145,7 +145,7 @@ class GroupDecoder:
             free_RV, free_rows = logits_RV[free], [rows[index] for index in free]
             positions = [row.num_tokens for row in free_rows]
             tokens = sample_rows([row.sampler for row in free_rows], free_RV, positions)
-            log_probs = _log_probs(free_RV, tokens, self.temperature).tolist()
+            log_probs = token_log_probs(free_RV, tokens, self.temperature).tolist()
             for row, token, log_prob in zip(free_rows, tokens, log_probs, strict=True):
                 row.take(token, log_prob)
         for row, logits_V in zip(rows, logits_RV, strict=True):
@@ -246,7 +246,7 @@ class _Row:
             self.matcher.apply(logits_V)
             support = np.packbits(logits_V > -np.inf, bitorder="little")
         token = self.sampler.sample(logits_V, len(self._tokens.ids))
-        (log_prob,) = _log_probs(logits_V[None], [token], self._decoder.temperature).tolist()
+        (log_prob,) = token_log_probs(logits_V[None], [token], self._decoder.temperature).tolist()
         self._append(token, log_prob, support)
 
     def _append(self, token: int, log_prob: float | None, support: npt.NDArray[np.uint8] | None) -> None:
@@ -317,7 +317,9 @@ class _Row:
         return np.stack([empty if mask is None else mask for mask in self._tokens.support])
 
 
-def _log_probs(logits_RV: npt.NDArray[np.float32], tokens: Sequence[int], temperature: float) -> npt.NDArray[np.float64]:
+def token_log_probs(
+    logits_RV: npt.NDArray[np.float32], tokens: Sequence[int], temperature: float
+) -> npt.NDArray[np.float64]:
     """Return the log-probability of each row's token at a temperature; without top-k and top-p one pass suffices."""
     chosen_R1 = np.take_along_axis(logits_RV, np.array(tokens)[:, None], axis=1)
     scaled_RV = (logits_RV - chosen_R1) / np.float32(temperature)

@@ -25,6 +25,7 @@ from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
 from openafm.rl.events import EventLog
+from openafm.rl.reference import reference_log_probs
 from openafm.rl.rewards.base import Reward
 from openafm.rl.trajectories import Group, Score, Trajectory
 from openafm.rl.weights import WeightStore
@@ -76,7 +77,7 @@ class TrajectoryGenerator:
         bundle = open_bundle(_start(config))
         self._config = config
         self._engine = _policy_engine(config)
-        self._reference = _reference(bundle) if config.objective.kl_weight else None
+        self._reference = _reference(bundle, self._engine) if config.objective.kl_weight else None
         self._tokenizer = bundle.tokenizer
         self._decoder = GroupDecoder(
             self._engine,
@@ -167,9 +168,12 @@ class TrajectoryGenerator:
 
 
 def with_reference(
-    trajectories: Sequence[Trajectory], reference: Decoder, objective: PolicyObjectiveConfig
+    trajectories: Sequence[Trajectory], reference: Decoder | Engine, objective: PolicyObjectiveConfig
 ) -> list[Trajectory]:
-    """Return trajectories with their log-probabilities under a reference policy, computed in one forward pass."""
+    """Return the trajectories of a group with their log-probabilities under a reference policy."""
+    if isinstance(reference, Engine):
+        found = reference_log_probs(reference, trajectories, objective)
+        return [replace(each, reference_log_probs_N=part) for each, part in zip(trajectories, found, strict=True)]
     from openafm.training.objectives.policy import batch_log_probs
 
     masks = [each.loss_mask_N for each in trajectories]
@@ -221,9 +225,14 @@ def _bundle_engine(config: RLConfig) -> Engine:
     return TorchEngine.open(bundle)
 
 
-def _reference(bundle: Bundle) -> Decoder:
+def _reference(bundle: Bundle, policy: Engine) -> Decoder | Engine:
+    """Return the reference policy: an engine if the policy's steps do not depend on the batch, else a decoder."""
     from openafm.bundle.decoder import load_decoder
 
+    if policy.combines:
+        from openafm.runtime.engines.selection import open_engine
+
+        return open_engine(bundle, num_threads=1)
     return load_decoder(bundle).requires_grad_(False)
 
 
