@@ -69,6 +69,7 @@ from openafm.tokenizer.tool_calls import tool_calls_schema
 TOOLS = ("set_setting", "create_alarm", "set_notifications")
 MISTAKES = 0.5
 BETA = 0.2
+SFT_RATE = 5e-3
 MAX_TOKENS = 48
 SCORE, RESAMPLES = "fields", 1000
 _keys = itertools.count()
@@ -84,8 +85,8 @@ class Size:
     preference_steps: int
 
 
-QUICK = Size(tasks=6, held_out=4, sft_steps=16, preference_steps=4)
-FULL = Size(tasks=300, held_out=100, sft_steps=1_200, preference_steps=300)
+QUICK = Size(tasks=120, held_out=16, sft_steps=60, preference_steps=8)
+FULL = Size(tasks=300, held_out=60, sft_steps=400, preference_steps=100)
 
 
 @dataclass
@@ -245,8 +246,10 @@ def encoded_pair(policy: Policy, preference: Any) -> tuple[list[int], list[int],
 
 def fine_tune(decoder: Decoder, examples: list[tuple[list[int], list[bool]]], steps: int) -> None:
     """Train the adapter on the assistant's tokens."""
-    optimizer, rng = torch.optim.AdamW(trainable(decoder), lr=2e-3), random.Random(1)
-    for _ in range(steps):
+    optimizer, rng = torch.optim.AdamW(trainable(decoder), lr=SFT_RATE), random.Random(1)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = SFT_RATE * min(1.0, (step + 1) / 5) * (1 - step / steps)
         tokens, mask = rng.choice(examples)
         log_probabilities = log_probs(decoder, tokens)
         learned = torch.tensor(mask[1:])
@@ -285,6 +288,7 @@ def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     """Make one step."""
     optimizer.zero_grad()
     loss.backward()
+    torch.nn.utils.clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], 1.0)
     optimizer.step()
 
 

@@ -116,7 +116,7 @@ def test_images_are_served_to_signed_in_people_only(url: str, store: JudgmentSto
     assert Browser(url).send("GET", f"/images/{key}/0").status_code == 401
 
 
-def test_reviewers_adjudicate_and_see_progress(url: str, store: JudgmentStore) -> None:
+def test_reviewers_adjudicate_and_admins_see_progress(url: str, store: JudgmentStore) -> None:
     ana, bo, cy = (joined(url, store, name) for name in ("Ana", "Bo", "Cy"))
     cy.csrf = joined(url, store, "Dora").csrf  # a foreign token
     for browser, better in ((ana, "A"), (bo, "B")):
@@ -132,8 +132,13 @@ def test_reviewers_adjudicate_and_see_progress(url: str, store: JudgmentStore) -
         assert "Ana" not in str(found)
         reviewer.post("/adjudications", submission(found["task"], verdict="both_bad", strength=0))
     assert reviewer.get("/adjudication")["state"] == "done"
-    progress = reviewer.get("/progress")
-    assert (progress["needed"], progress["done"], len(progress["people"])) == (6, 6, 2)
+    assert reviewer.send("GET", "/progress").status_code == 403
+    progress = joined(url, store, "Ada", Role.ADMIN).get("/progress")
+    assert (progress["total"], progress["done"], progress["agreement"]) == (3, 3, 0.0)
+    assert [(each["name"], each["done"], each["open"], each["agreement"]) for each in progress["people"]] == [
+        ("Ana", 3, 0, 0.0),
+        ("Bo", 3, 0, 0.0),
+    ]
 
 
 # The page

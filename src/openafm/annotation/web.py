@@ -116,7 +116,7 @@ def first_invite(accounts: Accounts, config: WebConfig, url: str) -> str | None:
 
 
 def _page_router(pages: str) -> APIRouter:
-    """Return routes of static files: /, /people, /join, /static/FOLDER/NAME."""
+    """Return routes of static files: /, /people, /join, /progress, /static/FOLDER/NAME."""
     found = _read("shared") | _read(pages)
     router = APIRouter(include_in_schema=False)
 
@@ -129,6 +129,7 @@ def _page_router(pages: str) -> APIRouter:
     router.get("/")(lambda: reply(f"{pages}/index.html"))
     for name in ("join", "people"):
         router.get(f"/{name}")(lambda: reply("shared/people.html"))
+    router.get("/progress")(lambda: reply("shared/progress.html"))
     router.get("/static/{folder}/{name}")(lambda folder, name: reply(f"{folder}/{name}"))
     return router
 

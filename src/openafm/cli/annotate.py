@@ -236,17 +236,36 @@ def statistics(project: ProjectOption, database: DatabaseOption = "", json: Json
         print_table(("", ""), rows)
 
 
+@app.command()
+def progress(project: ProjectOption, database: DatabaseOption = "", json: JsonOption = False) -> None:
+    """Print what each person has done: items, time, kinds of errors, agreement with others."""
+    with _libraries():
+        from openafm.annotation.people.accounts import Accounts
+        from openafm.annotation.progress import COLUMNS
+        from openafm.annotation.trees.progress import progress as compute
+
+    with _opened(project, database) as (read, store, _):
+        logs = {item["id"]: store.events(item["id"]) for item in store.items()}
+        found = compute(logs, Accounts(store.database).names(), read.config.title)
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_text(f"{found.title}: {found.done} of {found.total} {found.unit} done, {found.flagged} flagged")
+        print_table(COLUMNS, found.rows())
+
+
 @contextmanager
 def _opened(project: Path, database: str) -> Iterator[tuple[Project, TreeStore, ToolPool]]:
     """Open a project and its database without a server."""
     with _libraries():
         from openafm.annotation.environments.pool import ToolPool
         from openafm.annotation.environments.project import read_project
+        from openafm.annotation.people.tables import PEOPLE
         from openafm.annotation.trees.store import open_trees
         from openafm.annotation.trees.tables import TREES
 
     read = read_project(project)
-    store, pool = open_trees(read, database, [TREES]), ToolPool(read, size=1)
+    store, pool = open_trees(read, database, [PEOPLE, TREES]), ToolPool(read, size=1)
     try:
         yield read, store, pool
     finally:

@@ -254,6 +254,23 @@ def report(
 
 
 @app.command()
+def progress(project: ProjectArgument, database: DatabaseOption = "", json: JsonOption = False) -> None:
+    """Print what each person has done: comparisons, time, flags, agreement with others."""
+    with _libraries():
+        from openafm.annotation.people.accounts import Accounts
+        from openafm.annotation.progress import COLUMNS
+        from openafm.annotation.statistics.progress import progress as compute
+
+    store = _open(project, database)
+    found = compute(store, Accounts(store.database).names())
+    if json:
+        print_json(found.to_dict())
+    else:
+        print_text(f"{found.title}: {found.done} of {found.total} {found.unit} done, {found.flagged} flagged")
+        print_table(COLUMNS, found.rows())
+
+
+@app.command()
 def export(
     project: ProjectArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="JSONL file to write.")] = Path("preferences.jsonl"),

@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from openafm.annotation.access import current_person, reviewer
+from openafm.annotation.access import admin, current_person, reviewer
 from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.grading.judgments import FLAGS, MAX_COMMENT, Answers, Judgment, JudgmentStore, Kind, Verdict
 from openafm.annotation.grading.project import Task
-from openafm.annotation.grading.queue import Next, Queue, gold_results, is_screened_out
+from openafm.annotation.grading.queue import Next, Queue
 from openafm.annotation.people.accounts import Person
+from openafm.annotation.statistics.progress import progress
 from openafm.core.files import open_regular
 
 router = APIRouter(prefix="/api")
@@ -24,6 +25,7 @@ _HISTORY = 50
 
 Current = Annotated[Person, Depends(current_person)]
 Reviewer = Annotated[Person, Depends(reviewer)]
+Admin = Annotated[Person, Depends(admin)]
 Side = Literal["left", "right"]
 
 
@@ -151,23 +153,9 @@ def image(key: str, index: int, _person: Current, grading: GradingOf) -> Respons
 
 
 @router.get("/progress")
-def progress(_person: Reviewer, grading: GradingOf) -> dict[str, Any]:
-    """Return counts of the whole project and of each person, by account id."""
-    store, project = grading.store, grading.store.project
-    by_person: dict[str, list[Judgment]] = {}
-    for judgment in store.all(Kind.GRADE):
-        by_person.setdefault(judgment.person, []).append(judgment)
-    people = {
-        id: {
-            "judgments": len(done),
-            "gold": gold_results(project, done),
-            "screened_out": is_screened_out(project, done),
-            "seconds": sum(each.seconds for each in done) / len(done),
-        }
-        for id, done in by_person.items()
-    }
-    num_tasks = sum(not each.is_gold for each in project.tasks.values())
-    return {"needed": num_tasks * project.config.overlap, "done": sum(map(len, by_person.values())), "people": people}
+def show_progress(request: Request, _admin: Admin, grading: GradingOf) -> dict[str, Any]:
+    """Return the progress of the project by person."""
+    return progress(grading.store, request.app.state.accounts.names()).to_dict()
 
 
 def _submit(grading: Grading, body: Submission, person: Person, kind: Kind) -> Judgment:

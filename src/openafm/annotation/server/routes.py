@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from openafm.annotation.access import current_person
+from openafm.annotation.access import admin, current_person
 from openafm.annotation.agent import run_agent
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.people.accounts import Person
@@ -27,6 +27,7 @@ from openafm.annotation.trees.tree import ErrorKind
 from openafm.tokenizer.conversation import ToolCall
 
 Current = Annotated[Person, Depends(current_person)]
+Admin = Annotated[Person, Depends(admin)]
 
 
 class _Body(BaseModel):
@@ -82,6 +83,10 @@ def annotation_router(workspace: Workspace) -> APIRouter:
     @router.get("/project")
     def project() -> JSONResponse:
         return JSONResponse(workspace.overview())
+
+    @router.get("/progress")
+    def show_progress(_admin: Admin) -> JSONResponse:
+        return JSONResponse(workspace.progress().to_dict())
 
     @router.post("/items")
     def create(body: NewItem, person: Current) -> dict[str, str]:

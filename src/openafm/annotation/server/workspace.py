@@ -11,7 +11,9 @@ from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.environments.project import Project, ProjectError, Scenario
 from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.people.accounts import Accounts, Person
+from openafm.annotation.progress import Progress
 from openafm.annotation.trees.item import Item
+from openafm.annotation.trees.progress import progress
 from openafm.annotation.trees.store import TreeStore
 from openafm.annotation.trees.tree import ErrorKind, Tree
 from openafm.framework.backends.language_model import LanguageModel
@@ -126,6 +128,11 @@ class Workspace:
             "others": self.others(item.id, page, person),
             "warning": "" if is_current else "tools.py changed after this item was opened; earlier results may be old",
         }
+
+    def progress(self) -> Progress:
+        """Return the progress of the project by person."""
+        logs = {item["id"]: self.store.events(item["id"]) for item in self.store.items()}
+        return progress(logs, self.accounts.names(), self.project.config.title)
 
     def overview(self) -> dict[str, Any]:
         """Return what the page shows of the project."""

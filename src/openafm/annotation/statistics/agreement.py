@@ -9,6 +9,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+DRIFT_Z = 2.576
+"""Agreement with others that changes by this number of standard errors is a drift: 1 % of steady people."""
+
 
 class Level(StrEnum):
     """Levels of measurement: how far two values differ."""
@@ -63,6 +66,20 @@ def disagreement_rate(units: Sequence[Sequence[Hashable]]) -> float:
     num_pairs = sum(len(unit) * (len(unit) - 1) for unit in units)
     num_equal = sum(count * (count - 1) for unit in units for count in Counter(unit).values())
     return 1 - num_equal / num_pairs if num_pairs else float("nan")
+
+
+def share(answers: Sequence[bool]) -> float | None:
+    """Return the share of True; None without answers."""
+    return sum(answers) / len(answers) if answers else None
+
+
+def is_drift(early: Sequence[bool], late: Sequence[bool]) -> bool:
+    """Return True if two shares differ by `DRIFT_Z` standard errors or more; False if one of them has no values."""
+    if not early or not late:
+        return False
+    pooled = (sum(early) + sum(late)) / (len(early) + len(late))
+    error = (pooled * (1 - pooled) * (1 / len(early) + 1 / len(late))) ** 0.5
+    return error > 0 and abs(sum(late) / len(late) - sum(early) / len(early)) / error >= DRIFT_Z
 
 
 def _distance(values_V: npt.NDArray[np.float64], totals_V: npt.NDArray[np.float64], level: Level) -> npt.NDArray[np.float64]:

@@ -11,11 +11,10 @@ from typing import Any
 from openafm.annotation.grading.judgments import Judgment, Kind, Verdict
 from openafm.annotation.grading.project import Project
 from openafm.annotation.grading.queue import gold_results, is_screened_out
+from openafm.annotation.statistics.agreement import is_drift, share
 
 FLOOD_SHARE, FLOOD_JUDGMENTS = 0.8, 20
 """A grader with this share of ties, or of one side, over this number of judgments or more, is flagged."""
-DRIFT_Z = 2.576
-"""Agreement with others that changes by this number of standard errors is flagged: 1 % of steady graders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +45,19 @@ class GraderReport:
 
 def grader_reports(project: Project, judgments: Iterable[Judgment]) -> list[GraderReport]:
     """Return a report of each grader, in order of their first judgment."""
+    return list(reports_by_person(project, judgments).values())
+
+
+def reports_by_person(project: Project, judgments: Iterable[Judgment]) -> dict[str, GraderReport]:
+    """Return a report of each grader by account, in order of their first judgment."""
     grades = [judgment for judgment in judgments if judgment.kind is Kind.GRADE]
     by_person: dict[str, list[Judgment]] = {}
     by_task: dict[str, list[Judgment]] = {}
     for judgment in grades:
         by_person.setdefault(judgment.person, []).append(judgment)
         by_task.setdefault(judgment.task, []).append(judgment)
-    return [_report(project, number, done, by_task) for number, done in enumerate(by_person.values(), start=1)]
+    numbered = enumerate(by_person.items(), start=1)
+    return {person: _report(project, number, done, by_task) for number, (person, done) in numbered}
 
 
 def _report(project: Project, number: int, done: Sequence[Judgment], by_task: dict[str, list[Judgment]]) -> GraderReport:
@@ -66,7 +71,7 @@ def _report(project: Project, number: int, done: Sequence[Judgment], by_task: di
     flags = {
         "tie flood": len(done) >= FLOOD_JUDGMENTS and ties >= FLOOD_SHARE,
         "one side": sides.total() >= FLOOD_JUDGMENTS and left is not None and max(left, 1 - left) >= FLOOD_SHARE,
-        "drift": abs(_z(early, late)) >= DRIFT_Z,
+        "drift": is_drift(early, late),
         "screened out": is_screened_out(project, done),
     }
     return GraderReport(
@@ -76,39 +81,25 @@ def _report(project: Project, number: int, done: Sequence[Judgment], by_task: di
         left=left,
         median_seconds=statistics.median(judgment.seconds for judgment in done),
         gold=(sum(gold), len(gold)),
-        agreement=_share((early[0] + late[0], early[1] + late[1])),
-        agreement_early=_share(early),
-        agreement_late=_share(late),
+        agreement=share([*early, *late]),
+        agreement_early=share(early),
+        agreement_late=share(late),
         flags=tuple(name for name, is_set in flags.items() if is_set),
     )
 
 
-def _equal_pairs(judgments: Iterable[Judgment], by_task: dict[str, list[Judgment]]) -> tuple[int, int]:
-    """Return how many verdicts equal the others' most frequent one, and how many comparisons have one.
+def _equal_pairs(judgments: Iterable[Judgment], by_task: dict[str, list[Judgment]]) -> list[bool]:
+    """Return for each comparison whether the verdict equals the others' most frequent one, if there is one.
 
     Single other verdicts are not compared: a grader who drifts would make all others look as if they drift.
     """
-    equal = total = 0
+    found = []
     for judgment in judgments:
         others = Counter(other.verdict.winner for other in by_task[judgment.task] if other.person != judgment.person)
         top = others.most_common(2)
         if top and (len(top) == 1 or top[0][1] > top[1][1]):
-            equal += judgment.verdict.winner == top[0][0]
-            total += 1
-    return equal, total
-
-
-def _z(early: tuple[int, int], late: tuple[int, int]) -> float:
-    """Return the difference of two shares in standard errors; 0 if a share has no values."""
-    if not early[1] or not late[1]:
-        return 0.0
-    pooled = (early[0] + late[0]) / (early[1] + late[1])
-    error = (pooled * (1 - pooled) * (1 / early[1] + 1 / late[1])) ** 0.5
-    return (late[0] / late[1] - early[0] / early[1]) / error if error else 0.0
-
-
-def _share(pairs: tuple[int, int]) -> float | None:
-    return pairs[0] / pairs[1] if pairs[1] else None
+            found.append(judgment.verdict.winner == top[0][0])
+    return found
 
 
 def _is_left(judgment: Judgment) -> bool:

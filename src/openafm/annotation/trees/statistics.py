@@ -25,8 +25,7 @@ def statistics(logs: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
         tree = fold(events)
         seconds = 0.0
         for before, after in itertools.pairwise(events):
-            gap = after.time - before.time
-            worked = gap if 0 <= gap <= PAUSE_SECONDS else 0.0
+            worked = worked_seconds(before, after)
             seconds += worked
             person = people.setdefault(after.person or "", Counter())
             person["changes"] += 1
@@ -54,3 +53,9 @@ def statistics(logs: Mapping[str, Sequence[Event]]) -> dict[str, Any]:
         "people": {person: dict(counts) for person, counts in people.items()},
         "by_item": items,
     }
+
+
+def worked_seconds(before: Event, after: Event) -> float:
+    """Return the time between two changes; 0 for a pause."""
+    gap = after.time - before.time
+    return gap if 0 <= gap <= PAUSE_SECONDS else 0.0
