@@ -145,6 +145,29 @@ def test_cookies_are_closed_to_scripts_and_other_sites(url: str, accounts: Accou
     assert app.cookie("token").endswith("; Secure")
 
 
+@pytest.mark.parametrize(("proxies", "is_named"), [(("127.0.0.0/8",), True), (("10.0.0.1",), False), ((), False)])
+def test_the_client_behind_a_trusted_proxy_is_named_by_its_header(
+    accounts: Accounts, proxies: tuple[str, ...], is_named: bool
+) -> None:
+    config = WebConfig(port=0, needs_accounts=True, trusted_proxies=proxies)
+    accounts.join(accounts.invite(Role.ADMIN), "Ana", "a long password")
+
+    def tries(browser: Browser, address: str, password: str = "wrong password") -> int:
+        body = {"name": "Ana", "password": password}
+        return browser.send("POST", "/sign-in", json=body, headers={"X-Forwarded-For": address}).status_code
+
+    with running_app(app_of(accounts, config), config) as url:
+        browser = Browser(url)
+        assert [tries(browser, "203.0.113.9") for _ in range(11)] == [401] * 10 + [429]
+        assert tries(browser, "203.0.113.10", "a long password") == (200 if is_named else 429)
+
+
+def test_a_trusted_proxy_needs_accounts_and_an_address() -> None:
+    assert WebConfig(trusted_proxies=("127.0.0.1",)).has_accounts
+    with pytest.raises(ServerSetupError, match=r"'proxy\.example' is not an IP address or network"):
+        WebConfig(trusted_proxies=("proxy.example",)).server()
+
+
 def test_other_addresses_need_tls(accounts: Accounts) -> None:
     with pytest.raises(ServerSetupError, match="needs TLS"):
         WebConfig(host="0.0.0.0").server()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 from openafm.core.errors import OpenAFMError
 
 
@@ -17,6 +21,22 @@ class AnnotationError(OpenAFMError):
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid", retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.retry_after = status, code, retry_after
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Run a block that writes to a folder; errors of the system become one that says what to do.
+
+    Raises:
+        AnnotationError: the folder cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise AnnotationError(
+            f"{folder} cannot be written: {error.strerror or error}; choose a folder that you can write, or change its "
+            "permissions"
+        ) from error
 
 
 def not_found(what: str) -> AnnotationError:

@@ -1,21 +1,24 @@
 """The web application that both tools mount: pages, accounts, error replies, access control, and its server.
 
 app = build_app(accounts, pages="grade", routers=[router], project="...", title="...", config=config)
-serve(app, config, bound)
+serve(app, accounts, config, announce)
 """
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Mapping
+import ipaddress
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from openafm.annotation.access import AccessControl, error_reply
 from openafm.annotation.errors import AnnotationError, not_found
@@ -35,6 +38,8 @@ class WebConfig:
     Attributes:
         public_url: how browsers reach it, such as https://grade.example.org of a proxy; empty: host and port.
         needs_accounts: sign-in on a loopback address too. Other addresses always need it.
+        trusted_proxies: addresses and networks of proxies whose X-Forwarded-For header names the client; empty: the header
+            is ignored, and the limit of wrong sign-ins counts all people behind a proxy as one address.
         tls_certificate, tls_key: PEM files; both or neither.
     """
 
@@ -42,6 +47,7 @@ class WebConfig:
     port: int = 8010
     public_url: str = ""
     needs_accounts: bool = False
+    trusted_proxies: tuple[str, ...] = ()
     tls_certificate: str = ""
     tls_key: str = ""
 
@@ -52,14 +58,21 @@ class WebConfig:
     @property
     def has_accounts(self) -> bool:
         """True if people sign in; else every request of this machine is the local admin's."""
-        return self.needs_accounts or bool(self.public_url) or not is_loopback(self.host)
+        return self.needs_accounts or bool(self.public_url or self.trusted_proxies) or not is_loopback(self.host)
 
     def server(self) -> ServerConfig:
         """Return the settings of the socket.
 
         Raises:
-            ServerSetupError: passwords would be sent without encryption.
+            ServerSetupError: passwords would be sent without encryption, or a proxy is not an address.
         """
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError as error:
+                raise ServerSetupError(
+                    f"the proxy {proxy!r:.100} is not an IP address or network; pass one such as 127.0.0.1 or 10.0.0.0/8"
+                ) from error
         if not is_loopback(self.host) and not self.is_secure:
             raise ServerSetupError(
                 f"a server at {self.host} needs TLS: pass --tls-cert and --tls-key, or listen on a loopback address behind "
@@ -96,16 +109,50 @@ def build_app(
         app.router.routes.extend(router.routes)  # include_router would match each of its routes twice
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _reply)
-    return AccessControl(app, accounts, project=project, needs_accounts=config.has_accounts, is_secure=config.is_secure)
+    access = AccessControl(app, accounts, project=project, needs_accounts=config.has_accounts, is_secure=config.is_secure)
+    if not config.trusted_proxies:
+        return access
+    # the protocols of ASGI in uvicorn and Starlette are the same, under other names
+    return cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, access), trusted_hosts=list(config.trusted_proxies)))
 
 
-def serve(app: ASGIApp, config: WebConfig, bound: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a server listens.
+
+    Attributes:
+        invite: a link for the first admin; None if there is one or the server has no accounts.
+    """
+
+    url: str
+    invite: str | None
+    has_accounts: bool
+
+    def text(self, title: str) -> str:
+        """Return what a terminal shows."""
+        who = "people sign in" if self.has_accounts else "you are the admin; no account is needed"
+        invite = "" if self.invite is None else f"\nfirst admin: {self.invite}   (one person can use this link)"
+        return f"{self.url}   {title}; {who}{invite}"
+
+
+def serve(app: ASGIApp, accounts: Accounts, config: WebConfig, announce: Callable[[Listening], None]) -> None:
+    """Bind the address, announce it, and serve until SIGTERM or Ctrl-C.
+
+    Raises:
+        ServerSetupError: the address cannot be used.
+    """
     import uvicorn
 
-    from openafm.serving.server import uvicorn_config
+    from openafm.serving.server import bind, uvicorn_config
 
-    uvicorn.Server(uvicorn_config(config.server(), app)).run(sockets=[bound])
+    settings = config.server()
+    with bind(settings) as bound:
+        bound.listen()  # a browser that opens the announced address waits instead of being refused
+        shown = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
+        url = config.public_url or f"{'https' if config.tls_certificate else 'http'}://{shown}:{bound.getsockname()[1]}"
+        announce(Listening(url=url, invite=first_invite(accounts, config, url), has_accounts=config.has_accounts))
+        sys.stdout.flush()  # a parent process may wait for these lines on a pipe
+        uvicorn.Server(uvicorn_config(settings, app)).run(sockets=[bound])
 
 
 def first_invite(accounts: Accounts, config: WebConfig, url: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,6 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from openafm.cli.annotation_server import (
+    AccountsOption,
+    CertificateOption,
+    DatabaseOption,
+    ForwardedOption,
+    HostOption,
+    KeyOption,
+    PortOption,
+    PublicURLOption,
+    web_config,
+)
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 from openafm.core.libraries import needed
@@ -27,9 +37,6 @@ app = typer.Typer(help="Annotate tool use: correct the steps of a live agent.", 
 SCRIPTED = "scripted"
 
 ProjectOption = Annotated[Path, typer.Option(help="Folder of the project.")]
-DatabaseOption = Annotated[
-    str, typer.Option(help="PostgreSQL URL, such as postgresql://user@host/name; default: an SQLite file in the project.")
-]
 
 
 class Target(StrEnum):
@@ -89,60 +96,48 @@ def serve(
     endpoint: Annotated[
         str, typer.Option(help="Address of an OpenAI-compatible server; OPENAFM_ENDPOINT_KEY is its key.")
     ] = "",
-    host: Annotated[str, typer.Option(help="Address to listen on; other addresses than loopback ones need accounts.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8010,
-    accounts: Annotated[bool, typer.Option("--accounts", help="People sign in on a loopback address too.")] = False,
-    public_url: Annotated[str, typer.Option(help="How browsers reach the server, if a proxy is before it.")] = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8010,
+    accounts: AccountsOption = False,
+    public_url: PublicURLOption = "",
+    forwarded_allow_ips: ForwardedOption = "",
     database: DatabaseOption = "",
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the private key.")] = None,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Serve the annotation page. Ctrl-C stops the server; every step is stored at once."""
     with _libraries():
         from openafm.annotation.environments.project import read_project, write_sample
         from openafm.annotation.server.app import build_annotation_app, open_workspace
-        from openafm.annotation.web import WebConfig, first_invite
+        from openafm.annotation.web import Listening
         from openafm.annotation.web import serve as run
-        from openafm.serving.server import bind
 
-    if (tls_cert is None) != (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key belong together; pass both")
+    config = web_config(
+        host,
+        port,
+        accounts=accounts,
+        public_url=public_url,
+        forwarded_allow_ips=forwarded_allow_ips,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+    )
     if project is None:
         project = Path(tempfile.mkdtemp(prefix="openafm-annotate-")) / "travel"
         write_sample("travel", project)
         model = model or SCRIPTED
     read = read_project(project)
-    config = WebConfig(
-        host=host,
-        port=port,
-        public_url=public_url.rstrip("/"),
-        needs_accounts=accounts,
-        tls_certificate=str(tls_cert or ""),
-        tls_key=str(tls_key or ""),
-    )
-    settings = config.server()
     workspace = open_workspace(read, _model(read, model, endpoint), database)
+
+    def announce(at: Listening) -> None:
+        if json:
+            print_json({"url": at.url, "project": str(project), "model": workspace.model.name, "first_invite": at.invite})
+        else:
+            shown = at.text(f"{read.config.title}; model {workspace.model.name}")
+            print_text(f"{shown}\nproject: {project}\n\nCtrl-C stops the server")
+
     try:
-        application = build_annotation_app(workspace, config)
-        with bind(settings) as bound:
-            bound.listen()  # a client that reads the address connects at once
-            shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host
-            url = config.public_url or f"{'https' if tls_cert else 'http'}://{shown}:{bound.getsockname()[1]}"
-            link = first_invite(workspace.accounts, config, url)
-            if json:
-                print_json({"url": url, "project": str(project), "model": workspace.model.name, "first_invite": link})
-            else:
-                who = "you are the admin; no account is needed" if not config.has_accounts else "people sign in"
-                invite = "" if link is None else f"\nfirst admin: {link}   (one person can use this link)"
-                print_text(
-                    f"{url}   {read.config.title}; model {workspace.model.name}; {who}{invite}\n"
-                    f"project: {project}\n\nCtrl-C stops the server"
-                )
-            sys.stdout.flush()  # a parent process may wait for these lines on a pipe
-            run(application, config, bound)
+        run(build_annotation_app(workspace, config), workspace.accounts, config, announce)
     finally:
         workspace.close()
 
@@ -181,7 +176,6 @@ def export(
     with _opened(project, database) as (read, store, pool):
         from openafm.annotation.trees.export import export as write
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         report = write(store, read, pool, to.value, path)
     if json:
         print_json({"file": str(path)} | report.to_dict())

@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from openafm.cli.annotation_server import (
+    AccountsOption,
+    CertificateOption,
+    DatabaseOption,
+    ForwardedOption,
+    HostOption,
+    KeyOption,
+    PortOption,
+    PublicURLOption,
+    web_config,
+)
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.libraries import needed
@@ -21,9 +32,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Compare systems' answers side by side: people or a judge model grade them.", no_args_is_help=True)
 
 ProjectArgument = Annotated[Path, typer.Argument(help="Folder of the project.")]
-DatabaseOption = Annotated[
-    str, typer.Option(help="PostgreSQL URL, such as postgresql://user@host/name; default: an SQLite file in the project.")
-]
 
 
 @app.command()
@@ -62,51 +70,41 @@ def init(
 @app.command()
 def serve(
     project: Annotated[Path | None, typer.Option(help="Folder of the project; default: the sample.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; other addresses than loopback ones need accounts.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8011,
-    accounts: Annotated[bool, typer.Option("--accounts", help="People sign in on a loopback address too.")] = False,
-    public_url: Annotated[str, typer.Option(help="How browsers reach the server, if a proxy is before it.")] = "",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8011,
+    accounts: AccountsOption = False,
+    public_url: PublicURLOption = "",
+    forwarded_allow_ips: ForwardedOption = "",
     database: DatabaseOption = "",
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the private key.")] = None,
+    tls_cert: CertificateOption = None,
+    tls_key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Serve the grading page. Ctrl-C stops the server."""
     with _libraries():
         from openafm.annotation.grading.server import build_grading_app
         from openafm.annotation.people.accounts import Accounts
-        from openafm.annotation.web import WebConfig, first_invite
+        from openafm.annotation.web import Listening
         from openafm.annotation.web import serve as run
-        from openafm.serving.server import bind
 
-    if (tls_cert is None) != (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key belong together; pass both")
-    config = WebConfig(
-        host=host,
-        port=port,
-        public_url=public_url.rstrip("/"),
-        needs_accounts=accounts,
-        tls_certificate=str(tls_cert or ""),
-        tls_key=str(tls_key or ""),
+    config = web_config(
+        host,
+        port,
+        accounts=accounts,
+        public_url=public_url,
+        forwarded_allow_ips=forwarded_allow_ips,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
-    settings = config.server()
     store = _open(_sample() if project is None else project, database)
-    application = build_grading_app(store, config)
-    with bind(settings) as bound:
-        bound.listen()  # a browser that opens the printed address waits instead of being refused
-        shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host
-        url = config.public_url or f"{'https' if tls_cert else 'http'}://{shown}:{bound.getsockname()[1]}"
-        link = first_invite(Accounts(store.database, store.clock), config, url)
+
+    def announce(at: Listening) -> None:
         if json:
-            print_json({"url": url, "project": str(store.project.folder), "first_invite": link})
+            print_json({"url": at.url, "project": str(store.project.folder), "first_invite": at.invite})
         else:
-            who = "you are the admin; no account is needed" if not config.has_accounts else "people sign in"
-            invite = "" if link is None else f"\nfirst admin: {link}   (one person can use this link)"
-            print_text(f"{url}   {store.project.title}; {who}{invite}\n\nCtrl-C stops the server")
-        sys.stdout.flush()  # a parent process may wait for these lines on a pipe
-        run(application, config, bound)
+            print_text(f"{at.text(store.project.title)}\n\nCtrl-C stops the server")
+
+    run(build_grading_app(store, config), Accounts(store.database, store.clock), config, announce)
 
 
 @app.command()
@@ -238,6 +236,11 @@ def report(
         from openafm.annotation.statistics.report import project_report
 
     found = project_report(_open(project, database))
+    if not found["counts"]["judged"] and not found["judges"]:
+        raise OpenAFMError(
+            f"no comparison of {project} is judged yet; open `openafm grade serve --project {project}` or run "
+            f"`openafm grade auto {project} --judge MODEL`"
+        )
     paths = write_report(found, out or project / "report")
     if json:
         print_json({**found, "files": [str(path) for path in paths]})

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from openafm.annotation.environments.seed import SeedError, seed_image
+from openafm.annotation.errors import writing_to
 from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.errors import OpenAFMError
 from openafm.tokenizer.conversation import ToolCall
@@ -209,7 +210,7 @@ def write_sample(name: str, path: Path) -> None:
         raise ProjectError(f"there is no sample {name!r:.50}; the samples are {', '.join(SAMPLES)}")
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ProjectError(f"{path} is not an empty folder; choose a new one")
-    with as_file(files("openafm.annotation.environments.samples").joinpath(name)) as source:
+    with writing_to(path), as_file(files("openafm.annotation.environments.samples").joinpath(name)) as source:
         shutil.copytree(source, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
 
 

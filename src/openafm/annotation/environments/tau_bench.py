@@ -19,7 +19,7 @@ import importlib
 import json
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from openafm.annotation.environments.project import ProjectError, Scenario, read
 from openafm.annotation.environments.seed import quoted
 from openafm.annotation.environments.tool_functions import ProjectTool, ToolFileError, check_deterministic
 from openafm.annotation.environments.world import World
+from openafm.annotation.errors import writing_to
 from openafm.tokenizer.conversation import ToolCall, ToolDefinition
 from openafm.tokenizer.schema_text import compact_json
 
@@ -110,6 +111,16 @@ def import_tau_bench(folder: Path, project: Path) -> TauImport:
     wrong = [name for name, table in tables.items() if not isinstance(table, dict | list)]
     notes += [f"data/{name}.json is not an object or a list and was left out" for name in wrong]
     kept = {name: table for name, table in tables.items() if name not in wrong}
+    with writing_to(project):
+        _write_project(folder, project, kept, scenarios, notes)
+    read_project(project)
+    rows = {name: len(table) for name, table in kept.items()}
+    return TauImport(tools=len(tools), scenarios=len(scenarios), rows=rows, notes=tuple(notes))
+
+
+def _write_project(
+    folder: Path, project: Path, kept: Mapping[str, Any], scenarios: Sequence[Scenario], notes: list[str]
+) -> None:
     for part in ("state", "scenarios"):
         (project / part).mkdir(parents=True, exist_ok=True)
     for name, table in kept.items():
@@ -124,9 +135,6 @@ def import_tau_bench(folder: Path, project: Path) -> TauImport:
     (project / "policy.md").write_text(_policy(folder, notes))
     lines = "".join(json.dumps(scenario.to_dict(), ensure_ascii=False) + "\n" for scenario in scenarios)
     (project / "scenarios" / "tasks.jsonl").write_text(lines, encoding="utf-8")
-    read_project(project)
-    rows = {name: len(table) for name, table in kept.items()}
-    return TauImport(tools=len(tools), scenarios=len(scenarios), rows=rows, notes=tuple(notes))
 
 
 _TOOLS = '''"""Tools of a copy of τ-bench-like tasks, written by `openafm annotate init --tasks`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.grading.items import Item, item_of, json_lines, write_items
+from openafm.annotation.grading.locales import check_locale
 from openafm.annotation.grading.models import answer, image_paths
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends.language_model import LanguageModel
@@ -34,6 +35,8 @@ def read_prompts(path: Path, locales: Collection[str] = ()) -> list[Item]:
     Raises:
         AnnotationError: a line is wrong, or no prompt has one of the locales.
     """
+    for locale in locales:
+        check_locale(locale)
     prompts = [item_of(values, place, least_answers=0) for place, values in json_lines(path)]
     found = [prompt for prompt in prompts if not locales or prompt.locale in locales]
     if not found:

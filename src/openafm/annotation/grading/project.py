@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from openafm.annotation.errors import AnnotationError, not_found
+from openafm.annotation.errors import AnnotationError, not_found, writing_to
 from openafm.annotation.grading.items import Item, read_items, write_items
-from openafm.annotation.grading.locales import built_in_guidelines, guidelines_of
+from openafm.annotation.grading.locales import built_in_guidelines, check_locale, guidelines_of
 from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.files import atomic_file, read_document
 
@@ -145,11 +145,16 @@ def create_project(folder: Path, items: Iterable[Item], **settings: Any) -> Proj
         config = ProjectConfig(**{"id": secrets.token_hex(6)} | settings)
     except ConfigError as error:
         raise AnnotationError(str(error)) from error
+    with writing_to(folder):
+        _write_files(folder, config, items)
+    return open_project(folder)
+
+
+def _write_files(folder: Path, config: ProjectConfig, items: Iterable[Item]) -> None:
     write_items(folder / ITEMS, items)
     with atomic_file(folder / SETTINGS, "w") as file:
         file.write("# Settings of a grading project; docs/grading.md explains them.\n")
         file.writelines(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in asdict(config).items())
-    return open_project(folder)
 
 
 def _guidelines(folder: Path) -> Mapping[str, Any]:
@@ -166,6 +171,8 @@ def _guidelines(folder: Path) -> Mapping[str, Any]:
     )
     if not is_valid:
         raise AnnotationError(f'{path} is an object: {{"en-GB": {{"name": "...", "checks": ["..."], "terms": []}}}}')
+    for locale in own:
+        check_locale(locale)
     return {**built_in_guidelines(), **own}
 
 

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from openafm.annotation.errors import writing_to
 from openafm.annotation.statistics.figure import write_figure
 from openafm.core.files import atomic_file, write_json
 
@@ -15,8 +16,14 @@ def write_report(report: dict[str, Any], folder: Path) -> list[Path]:
     """Write report.json, report.html, and preferred.png and preferred.svg if a comparison is judged. Return their paths.
 
     Raises:
+        AnnotationError: the folder cannot be written.
         MissingLibraryError: matplotlib is not installed.
     """
+    with writing_to(folder):
+        return _write(report, folder)
+
+
+def _write(report: dict[str, Any], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     figures = [folder / "preferred.png", folder / "preferred.svg"] if report["groups"] else []
     for path in figures:

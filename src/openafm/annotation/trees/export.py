@@ -14,6 +14,7 @@ from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.environments.project import Project
+from openafm.annotation.errors import writing_to
 from openafm.annotation.trees.document import tree_document
 from openafm.annotation.trees.nodes import Node, NodeKind
 from openafm.annotation.trees.replay import replay_path
@@ -43,6 +44,8 @@ def export(store: TreeStore, project: Project, pool: ToolPool, to: str, path: Pa
         to: `sft`, `preferences` or `tree`.
     """
     report = ExportReport()
+    with writing_to(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, "w") as file:
         for item in store.items():
             events = store.events(item["id"])
