@@ -25,7 +25,7 @@ class AnnotationError(OpenAFMError):
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Run a block that writes to a folder; errors of the system become one that says what to do.
+    """Run a block that writes to a folder; errors of the system become an error with advice.
 
     Raises:
         AnnotationError: the folder cannot be written.
