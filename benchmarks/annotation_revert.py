@@ -2,9 +2,9 @@
 
     python benchmarks/annotation_revert.py --json [--quick]
 
-A revert is timed until the first tool call in the old state has returned. The database, its project and the tools are
-written here. `mismatches` counts random changes (edits, reverts, inserts, deletes, undo, redo) after which the rows differ
-from those of a replay of the main stem from the initial state.
+A revert is timed until the first tool call in the old state has returned; `server_cpu_ms` is its CPU time without the tool
+process. The database, its project and the tools are written here. `mismatches` counts random changes (edits, reverts,
+inserts, deletes, undo, redo) after which the rows differ from those of a replay of the main stem from the initial state.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def measure_reverts(folder: Path, *, num_reverts: int, num_turns: int = 200, meg
     snapshot_bytes = store.states.total_bytes() / num_turns
     nodes = [node.id for node in item.tree.path()]
     seconds = []
+    cpu_started = time.process_time()
     for _ in range(num_reverts):
         node = rng.choice(nodes)
         started = time.perf_counter()
@@ -82,12 +83,14 @@ def measure_reverts(folder: Path, *, num_reverts: int, num_turns: int = 200, meg
         read = [ToolCall(name="read", arguments={"row": 1})]
         list(pool.run(read, tree.state(tree.head), store.states.lineage, tree.num_calls(tree.head)))
         seconds.append(time.perf_counter() - started)
+    cpu_seconds = time.process_time() - cpu_started
     close(store, pool)
     seconds.sort()
     return {
         "database_bytes": len(project.seed),
         "turns": num_turns,
         "snapshot_bytes_per_turn": round(snapshot_bytes),
+        "server_cpu_ms": round(1000 * cpu_seconds / num_reverts, 1),
         "p50_ms": round(1000 * seconds[len(seconds) // 2], 1),
         "p99_ms": round(1000 * seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))], 1),
     }

@@ -69,7 +69,7 @@ from openafm.tokenizer.tool_calls import tool_calls_schema
 TOOLS = ("set_setting", "create_alarm", "set_notifications")
 MISTAKES = 0.5
 BETA = 0.2
-SFT_RATE = 5e-3
+SFT_RATE, PREFERENCE_RATE = 5e-3, 2e-4
 MAX_TOKENS = 48
 SCORE, RESAMPLES = "fields", 1000
 _keys = itertools.count()
@@ -265,7 +265,7 @@ def learn_preferences(decoder: Decoder, pairs: list[tuple[list[int], list[int], 
     pairs = rng.sample(pairs, min(len(pairs), 4 * steps))
     with torch.no_grad():
         margins = [float(margin(decoder, pair)) for pair in pairs]
-    optimizer = torch.optim.AdamW(trainable(decoder), lr=2e-4)
+    optimizer = torch.optim.AdamW(trainable(decoder), lr=PREFERENCE_RATE)
     for _ in range(steps):
         index = rng.randrange(len(pairs))
         update(optimizer, -F.logsigmoid(BETA * (margin(decoder, pairs[index]) - margins[index])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from enum import StrEnum
@@ -78,7 +79,7 @@ def is_drift(early: Sequence[bool], late: Sequence[bool]) -> bool:
     if not early or not late:
         return False
     pooled = (sum(early) + sum(late)) / (len(early) + len(late))
-    error = (pooled * (1 - pooled) * (1 / len(early) + 1 / len(late))) ** 0.5
+    error = math.sqrt(pooled * (1 - pooled) * (1 / len(early) + 1 / len(late)))
     return error > 0 and abs(sum(late) / len(late) - sum(early) / len(early)) / error >= DRIFT_Z
 
 
