@@ -67,11 +67,21 @@ def train(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the bundle; default: RECIPE-SIZE.")] = None,
     processes: Annotated[
-        int, typer.Option(min=1, help="Number of worker processes on this machine; use torchrun for several machines.")
+        int, typer.Option(min=1, envvar="PET_NPROC_PER_NODE", help="Number of worker processes on this machine.")
     ] = 1,
     restarts: Annotated[
         int, typer.Option(min=0, help="How often to restart the workers after one of them dies or hangs.")
     ] = 0,
+    nodes: Annotated[
+        int, typer.Option(min=1, envvar="PET_NNODES", help="Number of machines; run the same command on each.")
+    ] = 1,
+    node_rank: Annotated[
+        int, typer.Option(min=0, envvar="PET_NODE_RANK", help="Which of the machines this is, counted from 0.")
+    ] = 0,
+    rendezvous: Annotated[
+        str, typer.Option(metavar="HOST:PORT", envvar="PET_RDZV_ENDPOINT", help="Address of machine 0, with a free port.")
+    ] = "",
+    join_seconds: Annotated[float, typer.Option(min=1, help="How long to wait for the other machines.")] = 600.0,
     verify: Annotated[
         bool,
         typer.Option("--verify", help="Compare all packed shards with their digests first; default: each when it is read."),
@@ -84,12 +94,20 @@ def train(
     from openafm.recipes.prepare import prepare_run
     from openafm.recipes.run import run_recipe
     from openafm.training.distributed.launch import is_launched, launch
+    from openafm.training.distributed.nodes import NodesConfig
     from openafm.training.observability.curves import draw
 
-    if (processes > 1 or restarts) and not is_launched():
+    if (processes > 1 or restarts or nodes > 1) and not is_launched():
         invocation: Invocation = context.obj
-        modules = ("openafm.recipes.run", "openafm.training.run")
-        return launch(invocation.run, invocation.arguments, processes=processes, restarts=restarts, modules=modules)
+        machines = NodesConfig(nodes=nodes, node_rank=node_rank, rendezvous=rendezvous, join_seconds=join_seconds)
+        return launch(
+            invocation.run,
+            invocation.arguments,
+            processes=processes,
+            restarts=restarts,
+            modules=("openafm.recipes.run", "openafm.training.run"),
+            nodes=machines,
+        )
     if (config_file is None) == (not recipe):
         raise UsageError("name one recipe, as in openafm train on_device.sft, or a config with --config run.json")
     recipe = recipe or str(config_file)

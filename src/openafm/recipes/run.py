@@ -5,6 +5,7 @@ RUN/  run.json  tokenizer.json  data/<source>/  config.json  metrics.jsonl  chec
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import signal
@@ -42,6 +43,7 @@ from openafm.training.signals import PREEMPTED
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder
+    from openafm.training.distributed.processes import Processes
     from openafm.training.observability.samples import Sampler
     from openafm.training.run import TrainingResult
 
@@ -51,6 +53,12 @@ DRAFTED_CONVERSATIONS = 16
 
 class StartBundleError(UsageError):
     """The run needs a bundle to start from, or would overwrite the one it starts from."""
+
+
+class ConfigsDifferError(UsageError):
+    """The processes of a run have different configs."""
+
+    shared = True
 
 
 class NoRunError(UsageError):
@@ -134,6 +142,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str, *, verify_data: bool 
 
     check_name(config, name)
     with open_processes(config=config.trainer.device) as everyone, ExitStack() as opened:
+        _check_equal(config, everyone)
         config.trainer.parallel.shape(everyone.world)
         config.trainer.parallel.check_model(config.trainer.model)
         everyone.run_on_main(lambda: _prepare(config, folder, str(everyone.device), opened))
@@ -143,6 +152,20 @@ def run_recipe(config: RunConfig, folder: Path, name: str, *, verify_data: bool 
         if not result.finished:
             raise RunInterruptedError(folder, result)
         return everyone.run_on_main(lambda: _finish(config, trainer, folder, name, result))
+
+
+def _check_equal(config: RunConfig, everyone: Processes) -> None:
+    """Check that all processes have the same config.
+
+    Raises:
+        ConfigsDifferError: they do not; equal on all processes.
+    """
+    digests = everyone.all_gather(hashlib.sha256(dump(config).encode()).hexdigest())
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise ConfigsDifferError(
+            f"rank {other} has another config than rank 0; run the same command, with the same data, on all nodes"
+        )
 
 
 def check_name(config: RunConfig, name: str) -> None:

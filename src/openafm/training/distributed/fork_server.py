@@ -8,4 +8,6 @@ import os
 import signal
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if hasattr(signal, "SIGUSR1"):  # schedulers send it to all processes of a job; workers that train handle it
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

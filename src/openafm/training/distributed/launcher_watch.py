@@ -14,7 +14,9 @@ POLL_SECONDS = 1.0
 
 
 class LauncherWatch:
-    """Watch the launcher while a worker runs. If the launcher dies, the worker gets SIGTERM, which saves and ends the run.
+    """Watch the launcher while a worker runs. If the launcher dies, the worker gets SIGUSR1, which saves and ends the run.
+
+    The launchers of other nodes then return the exit code of a preemption, on which the command is repeated.
 
     torch's agent code in a worker waits without end for a dead launcher to read the worker's result. So the worker exits
     directly once its work is done.
@@ -42,7 +44,7 @@ class LauncherWatch:
             if self._exit_code is not None:
                 _exit(self._exit_code)
         os.write(2, b"openafm: the launcher has died; saving and ending\n")
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), getattr(signal, "SIGUSR1", signal.SIGTERM))
 
 
 def _exit(code: int) -> None:
