@@ -152,7 +152,7 @@ def difference(facts: list[NodeFacts]) -> str:
 
 
 def _connect(config: NodesConfig) -> Store:
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # its stub has no __all__
 
     is_first = config.node_rank == 0
     timeout = timedelta(seconds=60 if is_first else config.join_seconds)
