@@ -3,11 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all test-apple-sdk sanitize fuzz check format golden bench nano clean
+.PHONY: run reproduce test test-all test-apple-sdk sanitize fuzz check format golden bench nano clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run
 	$(BIN)/openafm quickstart
+
+# The report from data to use: about 90 minutes; SIZE=tiny takes 20 and shows no effect. Repeat it to continue.
+SIZE ?= micro
+reproduce: .venv/installed-test
+	$(BIN)/openafm reproduce --size $(SIZE)
 
 test: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not gpu"

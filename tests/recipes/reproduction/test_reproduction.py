@@ -156,5 +156,7 @@ def test_the_smallest_size_ends_after_kills(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
+    sdk = found["stages"].pop("apple_sdk")
+    assert sdk["state"] in ("done", "kept") or "openafm apple-sdk install" in sdk["reason"]
     assert {stage["state"] for stage in found["stages"].values()} <= {"done", "kept"}
-    assert found["claims_measured"] >= 16
+    assert found["claims_measured"] >= 40
