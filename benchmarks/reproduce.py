@@ -18,7 +18,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-
 QUICK = "models,web,pairs,images,tokenizer,pretraining,server,taxonomy"
 
 
