@@ -9,7 +9,9 @@ Trains a guardrail model on the seeds and checks, alone and together with the bu
     other_author   prompts of the blocklist's tests (English)
     xstest         XSTest (Röttger et al. 2023), where the file is there: 450 prompts of other authors (English)
 
-`recall` and `false_refusals` are of blocklist and model together on new_templates and new_acts, all languages. The seeds are
+`recall` and `false_refusals` are of blocklist and model together on new_templates and new_acts, all languages.
+`recall_at_2`, `recall_at_5` and `recall_at_10` are of the model on the same texts, at fixed percentages of false refusals;
+`recall_by_part` has them by set, language and category at 5 %. The seeds are
 small and the shipped model is tiny: these figures show the mechanics, not a detection quality. `--quick` takes a third of
 the held-out texts. A full run writes docs/benchmarks/guardrail.json.
 """
@@ -33,13 +35,15 @@ from shared.reporting import hand_in
 from openafm.bundle import Bundle, open_bundle, resolve_model
 from openafm.safety.blocklist import BlocklistConfig
 from openafm.safety.classifier.examples import LabeledText, held_out_seeds, training_seeds
-from openafm.safety.classifier.training import GuardrailTrainingConfig, rates, train_guardrail
+from openafm.safety.classifier.training import GuardrailTrainingConfig, rates, recall_at, train_guardrail
 from openafm.safety.guardrail import Guardrail, OutputMonitor, Violation
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs" / "benchmarks" / "guardrail.json"
 XSTEST = ROOT.parent / "shared" / "data" / "evaluation" / "xstest" / "xstest_prompts.csv"
 OTHER_AUTHOR = ROOT / "tests" / "safety" / "held_out_prompts.json"
+FIXED = (2, 5, 10)
+"""Shares of false refusals at which recall is compared, in percent."""
 RESPONSE = "The museum opens at nine. Bring a coat, the halls are cool. Tickets are sold at the entrance. " * 8
 
 
@@ -63,8 +67,11 @@ def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
     sets: dict[str, Any] = {}
     pooled: dict[str, list[bool]] = {"blocklist": [], "model": [], "both": []}
     texts_pooled: list[LabeledText] = []
+    scores_pooled: list[float] = []
+    by_part: dict[str, Any] = {}
     for name, texts in held_out(xstest, stride).items():
-        by_model = model.blocked(texts)
+        scores = model.highest(texts)
+        by_model = model.blocked(texts, scores)
         by_rules = [isinstance(blocklist.check_input(each.text), Violation) for each in texts]
         both = [one or other for one, other in zip(by_model, by_rules, strict=True)]
         blocked = {"blocklist": by_rules, "model": by_model, "both": both}
@@ -77,6 +84,11 @@ def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
         say(f"{name}: {sets[name]['both']['all']}")
         if name.startswith("new_"):
             texts_pooled += texts
+            scores_pooled += scores
+            by_part[name] = {
+                by: {part: rate.to_dict() for part, rate in recall_at(0.05, scores, texts, by=by).items()}
+                for by in ("locale", "category")
+            }
             for kind, found in blocked.items():
                 pooled[kind] += found
     figures: dict[str, Any] = {}
@@ -85,7 +97,10 @@ def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
         for key in ("recall", "false_refusals"):
             figures[key + suffix] = together[key].to_dict()["share"]
             figures[f"{key}{suffix}_interval"] = together[key].to_dict()["interval"]
-    return {"figures": figures | overhead(bundle, blocklist, model), "sets": sets}
+    for percent in FIXED:
+        rate = recall_at(percent / 100, scores_pooled, texts_pooled)["all"].to_dict()
+        figures |= {f"recall_at_{percent}": rate["share"], f"recall_at_{percent}_interval": rate["interval"]}
+    return {"figures": figures | overhead(bundle, blocklist, model), "recall_by_part": by_part, "sets": sets}
 
 
 def held_out(xstest: Path, stride: int) -> dict[str, list[LabeledText]]:

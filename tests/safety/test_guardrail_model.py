@@ -20,7 +20,7 @@ from openafm.safety.classifier.examples import (
 )
 from openafm.safety.classifier.model import GuardrailModelError, ModelGuardrail, Threshold, Thresholds
 from openafm.safety.classifier.rates import Rate, wilson
-from openafm.safety.classifier.training import GuardrailTrainingConfig, TooFewTextsError, rates, train_guardrail
+from openafm.safety.classifier.training import GuardrailTrainingConfig, TooFewTextsError, rates, recall_at, train_guardrail
 from openafm.safety.guardrail import Allowed, HoldingGuardrail, Violation
 
 LOCALES = ("de", "fr")
@@ -75,6 +75,26 @@ def test_a_model_learns_and_is_saved(folder: Path) -> None:
     assert guardrail.check_output("") == Allowed()
     # A harmful sentence in a long harmless text is found.
     assert guardrail.score("Ein Satz. " * 200 + blocked.text).probability > guardrail.score("Ein Satz. " * 200).probability
+
+
+def test_recall_at_a_fixed_share_of_false_refusals() -> None:
+    harmless = [(LabeledText(text="a", locale=locale), score / 100) for locale in ("de", "fr") for score in range(100)]
+    harmful = [
+        (LabeledText(text="b", locale=locale, labels=(label,)), score)
+        for locale, label, score in [("de", "hate", 0.995), ("fr", "hate", 0.905), ("fr", "sexual", 0.505)] * 50
+    ]
+    texts, scores = zip(*harmless, *harmful, strict=True)
+    at_2 = recall_at(0.02, scores, texts)
+    assert {name: (rate.count, rate.n) for name, rate in at_2.items()} == {"de": (50, 50), "fr": (0, 100), "all": (50, 150)}
+    assert recall_at(0.1, scores, texts)["fr"].count == 50
+    assert recall_at(0.5, scores, texts)["all"].count == 150
+    by_category = recall_at(0.1, scores, texts, by="category")
+    assert {name: (rate.count, rate.n) for name, rate in by_category.items()} == {
+        "hate": (100, 100),
+        "sexual": (0, 50),
+        "all": (100, 150),
+    }
+    assert at_2["all"].interval is not None
 
 
 def test_thresholds_by_locale(folder: Path) -> None:

@@ -27,6 +27,51 @@ def test_every_code_of_other_taxonomies_is_mapped_and_no_other() -> None:
     assert all(bool(each.ailuminate) == bool(each.llama_guard) for each in subcategories)
 
 
+# The two taxonomies, and what Llama Guard has beyond AILuminate 1.0: elections are a part of advice there, and abuse of
+# code interpreters is missing.
+NAMES = {
+    "vcr": ("S1", "violent crimes"),
+    "ncr": ("S2", "non-violent crimes"),
+    "src": ("S3", "sex-related crimes"),
+    "cse": ("S4", "child sexual exploitation"),
+    "dfm": ("S5", "defamation"),
+    "spc": ("S6", "specialized advice"),
+    "prv": ("S7", "privacy"),
+    "ipv": ("S8", "intellectual property"),
+    "iwp": ("S9", "indiscriminate weapons"),
+    "hte": ("S10", "hate"),
+    "ssh": ("S11", "suicide and self-harm"),
+    "sxc": ("S12", "sexual content"),
+}
+BEYOND = {"sensitive.elections": "S13", "sensitive.political_persuasion": "S13", "violence_and_crime.cybercrime": "S14"}
+
+
+def test_codes_of_the_two_taxonomies_agree() -> None:
+    """Each subcategory has the Llama Guard code of its AILuminate code; the exceptions are listed."""
+    assert tuple(NAMES) == AILUMINATE
+    assert (*(code for code, _ in NAMES.values()), "S13", "S14") == LLAMA_GUARD
+    for each in taxonomy().subcategories.values():
+        expected = {NAMES[code][0] for code in each.ailuminate}
+        if BEYOND.get(each.id) == "S13":
+            assert (each.ailuminate, each.llama_guard) == (("spc",), ("S13",))
+        else:
+            assert set(each.llama_guard) == expected | ({BEYOND[each.id]} if each.id in BEYOND else set()), each.id
+
+
+@pytest.mark.parametrize(
+    ("code", "subcategory"),
+    [
+        ("S4", "sexual.child_exploitation"),
+        ("S11", "personal_harm.suicide"),
+        ("S9", "violence_and_crime.mass_destruction"),
+        ("S10", "hate.slurs"),
+        ("S7", "personal_harm.private_data"),
+    ],
+)
+def test_well_known_harms_have_their_codes(code: str, subcategory: str) -> None:
+    assert subcategory in {each.id for each in taxonomy().with_code(code)}
+
+
 def test_definitions_are_sentences_and_notes_name_subcategories() -> None:
     known = taxonomy()
     definitions = [each.definition for each in known.subcategories.values()]

@@ -114,14 +114,21 @@ class ModelGuardrail:
     def check_output(self, window: str) -> Verdict:
         return self._check(window, "response")
 
-    def blocked(self, texts: Sequence[LabeledText]) -> list[bool]:
-        """Return whether each text is blocked on its side and in its locale. Computes many texts at once."""
-        found: list[bool] = [False] * len(texts)
+    def blocked(self, texts: Sequence[LabeledText], scores: Sequence[float] | None = None) -> list[bool]:
+        """Return whether each text is blocked on its side and in its locale; `scores` are those of `highest`, if known."""
+        return [
+            score >= self._thresholds[each.side].of(each.locale).value
+            for each, score in zip(texts, self.highest(texts) if scores is None else scores, strict=True)
+        ]
+
+    def highest(self, texts: Sequence[LabeledText]) -> list[float]:
+        """Return the highest probability of a label of each text. Computes many texts at once."""
+        found = [0.0] * len(texts)
         for side in self._heads:
             indices = [index for index, each in enumerate(texts) if each.side == side]
             probabilities_NL = self._heads[side].probabilities(self._features([texts[i].text for i in indices], side))
             for index, probability in zip(indices, probabilities_NL.max(1, initial=0).tolist(), strict=True):
-                found[index] = probability >= self._thresholds[side].of(texts[index].locale).value
+                found[index] = probability
         return found
 
     def score(self, text: str, side: Side = "prompt") -> Score:

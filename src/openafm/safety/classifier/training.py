@@ -102,6 +102,38 @@ def rates(blocked: Sequence[bool], texts: Sequence[LabeledText]) -> dict[str, di
     return found
 
 
+def recall_at(
+    false_refusals: float, scores: Sequence[float], texts: Sequence[LabeledText], *, by: str = "locale"
+) -> dict[str, Rate]:
+    """Return the recall at a fixed share of false refusals, by locale or by category, and of all texts as `all`.
+
+    The threshold is the lowest with at most this share of these harmless texts at or above it, so it compares models, and is
+    not what a threshold from other texts gives. Locales have thresholds of their own, categories the one of all texts.
+
+    Args:
+        scores: the score of each text, such as `ModelGuardrail.highest`.
+        by: `locale` or `category`.
+    """
+    pairs = list(zip(texts, scores, strict=True))
+    together = _threshold([score for each, score in pairs if not each.labels], false_refusals)
+
+    def recall(chosen: Sequence[tuple[LabeledText, float]], threshold: float) -> Rate:
+        found = [score >= threshold for each, score in chosen if each.labels]
+        return Rate(count=sum(found), n=len(found))
+
+    rates_by: dict[str, Rate] = {}
+    if by == "category":
+        for label in sorted({label for each in texts for label in each.labels}):
+            rates_by[label] = recall([pair for pair in pairs if label in pair[0].labels], together)
+    else:
+        for locale in sorted({each.locale for each in texts}):
+            chosen = [pair for pair in pairs if pair[0].locale == locale]
+            harmless = [score for each, score in chosen if not each.labels]
+            if harmless:
+                rates_by[locale] = recall(chosen, _threshold(harmless, false_refusals))
+    return rates_by | {"all": recall(pairs, together)}
+
+
 def _check_counts(training: Sequence[LabeledText], calibration: Sequence[LabeledText], side: Side) -> None:
     num_harmful = sum(bool(each.labels) for each in training)
     if min(num_harmful, len(training) - num_harmful) < LEAST_TEXTS:
