@@ -22,6 +22,7 @@ import argparse
 import csv
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -32,11 +33,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import hand_in
 
+import openafm as fm
 from openafm.bundle import Bundle, open_bundle, resolve_model
 from openafm.safety.blocklist import BlocklistConfig
 from openafm.safety.classifier.examples import LabeledText, held_out_seeds, training_seeds
 from openafm.safety.classifier.training import GuardrailTrainingConfig, rates, recall_at, train_guardrail
-from openafm.safety.guardrail import Guardrail, OutputMonitor, Violation
+from openafm.safety.guardrail import CombinedGuardrail, Guardrail, OutputMonitor, Violation
+from openafm.serving.checked_text import TextDelta
+from openafm.serving.inference import Answer
+from openafm.serving.inputs import ChatInput, Decoding, encode
+from openafm.tokenizer.chat_template import opened
+from openafm.tokenizer.conversation import UserTurn
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs" / "benchmarks" / "guardrail.json"
@@ -100,7 +107,8 @@ def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
     for percent in FIXED:
         rate = recall_at(percent / 100, scores_pooled, texts_pooled)["all"].to_dict()
         figures |= {f"recall_at_{percent}": rate["share"], f"recall_at_{percent}_interval": rate["interval"]}
-    return {"figures": figures | overhead(bundle, blocklist, model), "recall_by_part": by_part, "sets": sets}
+    figures |= overhead(bundle, blocklist, model) | streaming(bundle, blocklist, model)
+    return {"figures": figures, "recall_by_part": by_part, "sets": sets}
 
 
 def held_out(xstest: Path, stride: int) -> dict[str, list[LabeledText]]:
@@ -136,6 +144,28 @@ def overhead(bundle: Bundle, blocklist: Guardrail, model: Guardrail) -> dict[str
             monitor.push(RESPONSE[index : index + 4])
         monitor.finish()
         figures[f"ms_per_token_{name}"] = round((time.perf_counter() - start) / num_tokens * 1e3, 4)
+    return figures
+
+
+def streaming(bundle: Bundle, blocklist: Guardrail, model: Guardrail) -> dict[str, float]:
+    """Return milliseconds to the first text and to the end of an answer of 64 tokens, as `openafm serve` streams it.
+
+    With the guardrail model, text is released after its check. Medians of three answers.
+    """
+    loaded = fm.SystemLanguageModel(bundle=bundle.path).load()
+    source = ChatInput(turns=opened((UserTurn(text="Describe a museum."),)))
+    decoding = Decoding(max_tokens=64, bias={loaded.template.stop_token(loaded.tokenizer): -100.0})
+    figures = {}
+    for name, guardrail in (("blocklist", blocklist), ("model", CombinedGuardrail(blocklist, model))):
+        firsts, totals = [], []
+        for _ in range(4):
+            start = time.perf_counter()
+            answer = Answer(loaded, encode(loaded, source, None), decoding, guardrail, lambda: False)
+            times = [time.perf_counter() - start for delta in answer.deltas() if isinstance(delta, TextDelta)]
+            firsts.append(times[0] if times else time.perf_counter() - start)
+            totals.append(time.perf_counter() - start)
+        figures[f"first_text_ms_{name}"] = round(1e3 * statistics.median(firsts[1:]), 1)
+        figures[f"answer_ms_{name}"] = round(1e3 * statistics.median(totals[1:]), 1)
     return figures
 
 

@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
-    rounds, num_tokens = (2, 200) if options.quick else (15, 1000)
+    rounds, num_tokens = (8, 300) if options.quick else (15, 1000)
     model = fm.SystemLanguageModel(bundle="nano").load()
     bias = {model.template.stop_token(model.tokenizer): -100.0}  # the answer does not end
     source = ChatInput(turns=opened((UserTurn(text=PROMPT),)))

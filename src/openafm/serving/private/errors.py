@@ -12,8 +12,8 @@ Refusal: TypeAlias = Literal[
     "expired",  # outside its validity, or valid for too long
     "log",  # the log's checkpoint or proofs are damaged, or not signed by the trusted key
     "rolled-back",  # the log is smaller than before, or does not contain its former entries
-    "witnesses",
-    "stale",  # too few witnesses signed the checkpoint
+    "stale",  # the log signed its checkpoint too long ago
+    "witnesses",  # too few witnesses signed the checkpoint
     "unlogged",  # the release is not in the log
     "downgraded",  # the release is below the minimum of the newest one
 ]
