@@ -29,7 +29,7 @@ NUM_STEPS = 5
 def track_model() -> DecoderConfig:
     """Four tracks of four layers in two blocks, with experts in every second and a norm before tracks are combined."""
     config = parallel_track_decoder(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=VOCAB_SIZE + 3,  # divides over two and four tracks
         dim=32,
         num_tracks=4,
         num_layers=4,

@@ -207,6 +207,11 @@ def _print(size: str, plan: Plan) -> None:
             ("computing", f"{plan.compute_seconds:.4g} s"),
             ("step, overlapping what can", f"{plan.step_seconds:.4g} s, {facts['tokens_per_second']:,.0f} tokens/s"),
             ("bounded by", plan.bound),
+            *(
+                [("saved by dividing the vocabulary", f"{plan.vocabulary_seconds_saved:.4g} s")]
+                if plan.vocabulary_ranks > 1
+                else []
+            ),
             ("step, overlapping nothing", f"{plan.serial_seconds:.4g} s"),
             ("model FLOPs utilization implied", f"{100 * plan.model_flops_utilization:.1f} % at most"),
         ],

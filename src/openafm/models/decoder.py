@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,9 @@ from openafm.models.row_parts import KeyValueExchange
 from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
 from openafm.models.transfer import to_device
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 # Up to this many tokens in one call, such as the drafts that an engine verifies, are computed as exactly as one token alone,
 # so that results do not depend on the number of tokens per step.
@@ -69,7 +72,8 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """A language model built from a `DecoderConfig`. Weights are fp32 masters; it computes in `compute_dtype`.
 
-    Under context parallelism `key_value_exchange` connects the ranks that divide the positions of rows.
+    Under context parallelism `key_value_exchange` connects the ranks that divide the positions of rows. The ranks of
+    `vocabulary_group`, which have the same positions, may divide the vocabulary of a loss.
     """
 
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
@@ -77,6 +81,7 @@ class Decoder(nn.Module):
         self.config = config
         self.compute_dtype = torch.float32
         self.key_value_exchange: KeyValueExchange | None = None
+        self.vocabulary_group: ProcessGroup | None = None
         self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.dim))
         self.layers = nn.ModuleList(
             Layer(layer, config.dim, index, config.norm_eps) for index, layer in enumerate(config.layers)

@@ -15,7 +15,7 @@ from openafm.models.sizes import named_size
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshError
 from openafm.training.planning.chips import CHIPS, GIB, Chip, PlanError, named_chip
-from openafm.training.planning.collectives import Collective
+from openafm.training.planning.collectives import VOCABULARY, Collective
 from openafm.training.planning.device_memory import Memory
 from openafm.training.planning.plan import Plan, Workload
 from openafm.training.planning.search import Axes, RowsNotDivisibleError, make_plan
@@ -30,7 +30,7 @@ def full(num_devices: int = 8192, slices: int = 4, chip: Chip = V5P, *, axes: Ax
 
 
 def collective(plan: Plan, axis: str, kind: str) -> Collective:
-    (found,) = [c for c in plan.collectives if (c.axis, c.kind) == (axis, kind)]
+    (found,) = [c for c in plan.collectives if (c.axis, c.kind) == (axis, kind) and c.what != VOCABULARY]
     return found
 
 
@@ -182,6 +182,22 @@ def test_collectives_of_a_step_by_hand() -> None:
     assert {c.axis for c in plan.collectives if c.across} == {"replicate"}
 
 
+def test_ranks_of_tracks_divide_the_vocabulary() -> None:
+    """The head takes an eighth of its time; a step also sums three numbers and the gradient of each position."""
+    plan = full(
+        num_devices=256, chip=replace(V5P, memory=200 * GIB), axes=Axes(track=8, expert=4, shard=1), rows_per_step=32
+    )
+    (found,) = [c for c in plan.collectives if c.what == VOCABULARY]
+    vocabulary, dim, positions = 153_600, 2048, 4096
+    assert found.count == 2 * -(-positions // 256) + 2
+    assert found.inside == 2 * (positions * (12 + 2 * dim) + 4 * vocabulary * dim // 4) * 7 // 8
+    whole = 6 * positions * vocabulary * dim / V5P.flops["bfloat16"]
+    assert plan.vocabulary_seconds_saved == pytest.approx(whole * 7 / 8 - found.inside / V5P.inside)
+    axes = Axes(track=1, expert=4, shard=1)
+    alone = full(num_devices=256, chip=replace(V5P, memory=2000 * GIB), axes=axes, rows_per_step=256)
+    assert alone.vocabulary_seconds_saved == 0
+
+
 def test_one_device_has_no_collectives_and_computes_the_model_s_operations() -> None:
     model, chip = named_size("server.nano"), CHIPS["cpu-core"]
     plan = make_plan(
@@ -210,7 +226,7 @@ def test_the_allocator_s_allowance_is_counted_separately() -> None:
     assert kept == replace(bare, allocator=kept.allocator, peak=bare.peak + kept.allocator)
 
 
-def test_tracks_share_layers_and_repeat_the_head() -> None:
+def test_tracks_share_layers_and_the_head() -> None:
     whole = full(num_devices=1, slices=1, chip=replace(V5P, memory=10_000 * GIB), rows_per_step=1)
     tracks = full(
         num_devices=8,
@@ -220,7 +236,7 @@ def test_tracks_share_layers_and_repeat_the_head() -> None:
         axes=Axes(track=8, shard=1, expert=1),
     )
     layers, head = whole.flops_of_a_row
-    assert tracks.compute_seconds == pytest.approx((layers / 8 + head) / V5P.flops["bfloat16"])
+    assert tracks.compute_seconds == pytest.approx((layers + head) / 8 / V5P.flops["bfloat16"])
 
 
 def test_recomputing_trades_memory_for_a_third_more_of_the_layers() -> None:
@@ -244,10 +260,8 @@ def test_a_large_search_is_quick() -> None:
 def test_the_report_s_run_computes_most_of_the_time() -> None:
     """Among the layouts that fit, the one with the shortest overlapped step; collectives share the links."""
     plan = full()
-    assert plan.model_flops_utilization > 0.6
-    assert plan.bound == "computing"
-    hidden = sum(plan.seconds(collective) for collective in plan.collectives if collective.overlaps)
-    assert hidden < plan.compute_seconds
+    assert plan.model_flops_utilization > 0.9
+    assert plan.compute_seconds > 0.9 * plan.step_seconds
     slower = full(axes=Axes(shard=1, expert=8, track=8))
     assert slower.step_seconds > plan.step_seconds
     settled = Axes(shard=4, expert=8, track=8)

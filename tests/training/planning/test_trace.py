@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 import torch.distributed as dist
@@ -59,7 +60,7 @@ def test_rows_are_divided_inside_a_slice() -> None:
     half = plan.shape.context / (plan.shape.context - 1)
     (gather,) = [c for c in plan.collectives if (c.axis, c.kind) == ("context", "all-gather")]
     assert found["all-gather"].bytes == half * gather.inside
-    assert plan.memory.peak == pytest.approx(trace.peak, rel=0.15)
+    assert trace.peak < plan.memory.peak < 1.25 * trace.peak
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,9 @@ def test_only_data_parallelism_crosses_slices(divided: tuple[Plan, StepTrace]) -
 
 def test_collectives_are_those_of_the_plan(divided: tuple[Plan, StepTrace]) -> None:
     plan, trace = divided
-    planned_calls = {(c.axis, c.kind): c.count for c in plan.collectives}
+    planned_calls: Counter[tuple[str, str]] = Counter()
+    for c in plan.collectives:
+        planned_calls[c.axis, c.kind] += c.count
     # One more sum over tracks is that of the routing's losses, forward; counts of rows are exchanged before the rows.
     assert traced(plan, "track", "all-reduce", trace) == planned_calls["track", "all-reduce"] + 1
     num_experts = sum(hasattr(layer.feed_forward, "num_experts") for layer in plan.model.layers)

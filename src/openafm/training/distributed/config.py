@@ -52,6 +52,10 @@ class MeshShape:
         """Return the number of data ranks: groups along `context` and `track` read the same rows."""
         return self.replicate * self.shard * self.expert
 
+    def vocabulary_ranks(self, vocab_size: int) -> int:
+        """Return over how many ranks the loss divides a vocabulary: those of `track`, if they divide it evenly."""
+        return 1 if vocab_size % self.track else self.track
+
     def data_rank(self, rank: int) -> int:
         """Return which of the data ranks a process is."""
         within = self.shard * self.expert

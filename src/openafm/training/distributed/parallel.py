@@ -73,6 +73,7 @@ class Parallelism:
         self.mesh: DeviceMesh | None = None
         self._host_mesh: DeviceMesh | None = None
         self._context: dist.ProcessGroup | None = None
+        self._head: str | None = None  # the parameter whose rows the ranks of `track` divide in the loss
         self._layouts: dict[str, ParameterLayout] = {}
         self._sharded: dict[str, tuple[Parameter, Parameter]] = {}  # FSDP's parameter, and a view of its local shard
         self._whole: dict[str, Parameter] = {}
@@ -138,6 +139,9 @@ class Parallelism:
             return
         if self.shape.track > 1:
             share_tracks(model, self.mesh.get_group("track"))
+            if self.shape.vocabulary_ranks(model.config.vocab_size) > 1:
+                model.vocabulary_group = self.mesh.get_group("track")
+                self._head = "embedding" if model.output is None else "output.weight"
         if self.shape.expert > 1:
             share_experts(model, self.mesh.get_group("expert"))
         if self._context is not None:
@@ -230,6 +234,16 @@ class Parallelism:
                 by_group.setdefault(group, []).append(parameter.grad)
         for group, gradients in by_group.items():
             _sum_in_buckets(gradients, group)
+        self._average_head_gradient()
+
+    def _average_head_gradient(self) -> None:
+        """Average the gradient of the head over the ranks of `track`, which may have divided its rows in the loss."""
+        if self.mesh is None or self._head is None:
+            return
+        parameter = self._sharded[self._head][1] if self._head in self._sharded else self._whole.get(self._head)
+        if parameter is not None and parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=self.mesh.get_group("track"))
+            parameter.grad /= self.shape.track
 
     def sum_over_data(self, tensor: Tensor) -> Tensor:
         """Return the sum over the data ranks, equal on all processes."""

@@ -26,6 +26,7 @@ from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import cross_entropy_sum
 from openafm.training.objectives.routing import RoutingLosses, routing_losses
+from openafm.training.objectives.vocabulary_parallel import divided_cross_entropy_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,5 +167,6 @@ class NextToken:
         if batch.num_targets == 0:
             return zero_losses(model)
         states = target_states(model, batch, self._routing)
-        cross_entropy = cross_entropy_sum(states.x_ND, states.head_weight_VD, states.targets_N)
+        inputs, group = (states.x_ND, states.head_weight_VD, states.targets_N), model.vocabulary_group
+        cross_entropy = cross_entropy_sum(*inputs) if group is None else divided_cross_entropy_sum(*inputs, group)
         return states.losses(cross_entropy, {"cross_entropy": cross_entropy.detach()} if states.routing.parts else {})

@@ -15,10 +15,14 @@ from openafm.models.experts_config import ExpertsConfig
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.device_memory import gathered_groups, shard_counts
-from openafm.training.planning.footprint import DecoderFootprint, Weights
+from openafm.training.planning.footprint import LOGITS_OF_A_CHUNK, DecoderFootprint, Weights
 
 BUCKET_BYTES = 64 << 20
 """Gradients per all-reduce in parallel.py, for parameters that FSDP does not shard."""
+
+
+VOCABULARY = "vocabulary of the loss"
+"""What the collectives of a loss with a divided vocabulary exchange."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,9 @@ def collectives(
     states = _of_tracks(model, shape, state_bytes, num_microbatches)
     rows = _of_experts(model, shape, state_bytes, num_microbatches)
     weights = _of_weights(model, footprint, shape, num_microbatches, batch.number_bytes)
+    vocabulary = _of_vocabulary(model, shape, batch, num_microbatches)
     keys_values = _of_rows(model, shape, batch, num_microbatches, recomputing)
-    return (*_of_copies(footprint, shape), *weights, *keys_values, *rows, *states)
+    return (*_of_copies(footprint, shape), *weights, *keys_values, *rows, *states, *vocabulary)
 
 
 def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
@@ -101,6 +106,22 @@ def _of_rows(
         for kind, what, count, size in found
         if count
     ]
+
+
+def _of_vocabulary(model: DecoderConfig, shape: MeshShape, batch: Microbatch, num_microbatches: int) -> list[Collective]:
+    """Return the all-reduces of a loss with a divided vocabulary: three numbers of each position, and its gradient.
+
+    The shards of the head's gradient are averaged once a step.
+    """
+    ranks = shape.vocabulary_ranks(model.vocab_size)
+    if ranks == 1:
+        return []
+    positions = batch.num_tokens
+    chunks = -(-positions // max(256, LOGITS_OF_A_CHUNK * ranks // model.vocab_size))
+    of_microbatch = positions * (3 * MASTER_BYTES + model.dim * batch.number_bytes)
+    head = MASTER_BYTES * model.vocab_size * model.dim // shard_counts(shape).dense
+    count, size = num_microbatches * (2 * chunks + 1) + 1, num_microbatches * of_microbatch + head
+    return [_inside("track", "all-reduce", VOCABULARY, count, 2 * _ring(ranks, size), False)]
 
 
 def _of_experts(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:

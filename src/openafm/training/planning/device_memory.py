@@ -90,9 +90,11 @@ def device_memory(
     activations, working = footprint.activations - shards.gathered(footprint.casts), footprint.working
     if shards.is_sharded:
         layers, root = gathered_groups(model, footprint)
-        # A layer and the next one, gathered ahead, each with whole gradients that wait for their reduction.
-        largest = max((shards.gathered(weights) for weights in layers), default=0)
-        working += MASTER_BYTES * (shards.gathered(root) + 4 * largest)
+        # In the backward pass a layer and the next one, gathered ahead, each with whole gradients that wait for their
+        # reduction; at the loss a layer that was gathered ahead.
+        largest = MASTER_BYTES * max((shards.gathered(weights) for weights in layers), default=0)
+        working = max(footprint.loss_working + largest, footprint.layer_working + 4 * largest)
+        working += MASTER_BYTES * shards.gathered(root)
         temporary = local + activations + working
     else:
         during_loss = activations + footprint.loss_working + local * has_several_microbatches

@@ -57,10 +57,14 @@ class LayerFootprint:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceShare:
-    """The part of a model on a device: its number of tracks (1 without tracks), and the ranks that divide the experts."""
+    """The part of a model on a device: its number of tracks (1 without tracks), and the ranks that divide other parts.
+
+    `expert_ranks` divide the experts, `vocabulary_ranks` the logits of the loss.
+    """
 
     tracks: int
     expert_ranks: int = 1
+    vocabulary_ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +97,12 @@ class DecoderFootprint:
     @property
     def working(self) -> int:
         """Return the largest additional memory of the loss and of a layer's backward pass."""
-        return max(self.loss_working, *(layer.working for layer in self.layers))
+        return max(self.loss_working, self.layer_working)
+
+    @property
+    def layer_working(self) -> int:
+        """Return the largest additional memory of a layer's backward pass."""
+        return max(layer.working for layer in self.layers)
 
     def backward_peak(self, *, has_gradients: bool) -> int:
         """Return the peak bytes of activations and gradients during the backward pass.
@@ -159,7 +168,8 @@ def decoder_footprint(
     norms = track_norm_parameters(config) * part.tracks // config.num_tracks
     vocabulary = config.vocab_size * config.dim
     tokens, number = batch.num_tokens, batch.number_bytes
-    chunk = min(max(256, LOGITS_OF_A_CHUNK // config.vocab_size), tokens) * config.vocab_size
+    rows = config.vocab_size // part.vocabulary_ranks
+    chunk = min(max(256, LOGITS_OF_A_CHUNK // rows), tokens) * rows
     is_cast = number != MASTER_BYTES
     rotations = {(layer.attention.head_dim, getattr(layer.attention, "position", None)) for layer in config.layers}
     rotation = sum(MASTER_BYTES * head_dim * tokens for head_dim, position in rotations if position is not None)
@@ -173,8 +183,7 @@ def decoder_footprint(
         ends=tokens * (MASTER_BYTES * (config.dim + 1) + 2 * INDEX_BYTES) + 2 * rotation + images,
         loss_kept=tokens * config.dim * number + vocabulary * MASTER_BYTES,
         loss_working=chunk * number
-        + is_cast
-        * (vocabulary * number + chunk * (number + MASTER_BYTES * (2 if tokens * config.vocab_size > chunk else 1))),
+        + is_cast * (rows * config.dim * number + chunk * (number + MASTER_BYTES * (2 if tokens * rows > chunk else 1))),
     )
 
 

@@ -18,7 +18,7 @@ from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, OptimizerConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.chips import NUMBER_BYTES, Chip, Precision
-from openafm.training.planning.collectives import Collective, collectives
+from openafm.training.planning.collectives import VOCABULARY, Collective, collectives
 from openafm.training.planning.device_memory import Memory, device_memory
 from openafm.training.planning.footprint import DecoderFootprint, DeviceShare, decoder_footprint, decoder_weights
 
@@ -118,6 +118,7 @@ class Plan:
         part = DeviceShare(
             tracks=self.model.num_tracks // self.shape.track,
             expert_ranks=self.shape.expert,
+            vocabulary_ranks=self.vocabulary_ranks,
         )
         microbatch = self.workload.microbatch(self.microbatch_rows, self.chip, self.shape.context)
         return decoder_footprint(self.model, part, microbatch, self.workload.activation_checkpointing)
@@ -175,7 +176,26 @@ class Plan:
         if recomputing is not None and recomputing.keep_attention:  # operations of a row of documents of one token each
             again, _ = self._flops_of_the_last_part(replace(self.workload, document_tokens=1))
         layers_again = layers + again * num_recomputed / num_layers / 3
-        return self.rows_per_device * (layers_again / self.shape.track + head) / self.peak_flops
+        of_device = layers_again / self.shape.track + head
+        return self.rows_per_device * of_device / self.peak_flops - self._undivided_head_seconds
+
+    @property
+    def vocabulary_ranks(self) -> int:
+        """Return over how many ranks the loss divides the vocabulary."""
+        return self.shape.vocabulary_ranks(self.model.vocab_size)
+
+    @property
+    def _undivided_head_seconds(self) -> float:
+        """Return the computing time that a device would add if it computed the logits of the whole vocabulary."""
+        tokens = self.rows_per_device * self.workload.row_tokens / self.shape.context
+        whole = head_training_flops(self.model, tokens) / self.peak_flops
+        return whole * (1 - 1 / self.vocabulary_ranks)
+
+    @property
+    def vocabulary_seconds_saved(self) -> float:
+        """Return what a step saves because the ranks of `track` divide the vocabulary, less their collectives."""
+        exchanged = sum(self.seconds(c) for c in self.collectives if c.what == VOCABULARY)
+        return self._undivided_head_seconds - exchanged
 
     def _flops_of_the_last_part(self, workload: Workload) -> tuple[int, int]:
         """Return the operations of layers, and of head and images, for the last part of the positions of a row."""
@@ -260,14 +280,20 @@ class Plan:
             "step_seconds": self.step_seconds,
             "bound": self.bound,
             "step_seconds_without_overlap": self.serial_seconds,
+            "vocabulary_seconds_saved": self.vocabulary_seconds_saved,
             "model_flops_utilization": self.model_flops_utilization,
             "tokens_per_second": self.tokens_per_step / self.step_seconds,
         }
 
 
+def head_training_flops(model: DecoderConfig, num_tokens: float) -> float:
+    """Return the operations of forward and backward pass of the head."""
+    return 3 * 2 * num_tokens * model.vocab_size * model.dim
+
+
 @lru_cache
 def _flops_of_a_row(model: DecoderConfig, row: Microbatch) -> tuple[int, int]:
-    head = 3 * 2 * row.num_tokens * model.vocab_size * model.dim
+    head = round(head_training_flops(model, row.num_tokens))
     images = 0
     if isinstance(model, MultimodalConfig):
         images = round(3 * row.row_images * model.image_flops(model.image_modes[0]))
