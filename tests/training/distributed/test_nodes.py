@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from forked_processes import together
 from torch.distributed import TCPStore
 from torch.distributed.elastic.utils.distributed import get_free_port
 
@@ -23,6 +23,7 @@ from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import ConfigsDifferError, run_recipe
 from openafm.training.distributed import nodes
 from openafm.training.distributed.nodes import Meeting, NodeFacts, NodeLostError, NodesConfig, NodesDifferError, meet
+from openafm.training.distributed.processes import Processes
 from openafm.training.observability.goodput import FILE, read_process_times
 from openafm.training.observability.metrics import read_metrics
 
@@ -109,28 +110,18 @@ def test_impossible_options_are_refused() -> None:
         meet(node(0, port), 1)
 
 
+class Everyone(Processes):
+    """Two ranks, of which the other one has another value than this one."""
+
+    def all_gather(self, value: object) -> list[object]:
+        return [value, "another value"]
+
+
 def test_processes_with_unequal_configs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(processes: object) -> None:
-        rank = os.environ["RANK"] = str(getattr(processes, "rank", 0))
-        config = prepare_run("server.pretrain", "micro", changes={"trainer.seed": rank})
-        monkeypatch.setattr("openafm.training.distributed.processes.open_processes", lambda config: Opened(processes))
-        with pytest.raises(ConfigsDifferError, match="rank 1 has another config than rank 0"):
-            run_recipe(config, tmp_path / "run", "unequal")
-
-    together(2, work)
+    monkeypatch.setattr("openafm.training.distributed.processes.open_processes", lambda config: nullcontext(Everyone()))
+    with pytest.raises(ConfigsDifferError, match="rank 1 has another config than rank 0"):
+        run_recipe(prepare_run("server.pretrain", "micro"), tmp_path / "run", "unequal")
     assert not (tmp_path / "run").exists()
-
-
-class Opened:
-    """A context with processes that were opened before."""
-
-    def __init__(self, processes: object) -> None:
-        self._processes = processes
-
-    def __enter__(self) -> object:
-        return self._processes
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def start(place: Path, name: str, port: int, rank: int | None, *further: str) -> subprocess.Popen[str]:
