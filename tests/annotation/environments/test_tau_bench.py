@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,14 @@ def test_a_copy_that_is_changed_moved_or_no_copy_is_refused(domain: Path, projec
     domain.rename(domain.with_name("moved"))
     with pytest.raises(ToolFileError, match="import the tasks again"):
         ProjectEnvironment(project)
+
+
+def test_modules_of_the_same_name_come_back(domain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = types.ModuleType("library.tool")
+    monkeypatch.setitem(sys.modules, "library.tool", other)
+    import_tau_bench(domain, tmp_path / "project")
+    assert sys.modules["library.tool"] is other
+    assert "library.books.tools" not in sys.modules
 
 
 def test_a_project_from_a_copy_on_the_command_line(domain: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,20 @@ def test_undo_and_redo_change_nothing_but_the_view(item: Item) -> None:
     assert item.tree.flags[nodes[1]] == {"wrong_arguments"}
     with pytest.raises(AnnotationError, match="nothing to redo"):
         item.redo(change())
+
+
+def test_a_tree_that_was_read_does_not_change(item: Item) -> None:
+    nodes = fill(item)
+    item.flag(nodes[1], ErrorKind.WRONG_TOOL, True, change())
+    read = item.tree
+    before = copy.deepcopy(read)
+    item.flag(nodes[1], ErrorKind.POLICY, True, change())
+    item.comment(0, "looked at", change())
+    item.revert(nodes[1], change())
+    item.step(step("add", key="z"), change())
+    item.undo(change())
+    assert read == before
+    assert item.tree != before
 
 
 def test_wrong_changes_are_refused_and_store_nothing(item: Item) -> None:

@@ -167,41 +167,42 @@ def _scenarios(folder: Path, tools: set[str]) -> tuple[list[Scenario], list[str]
     found: list[Scenario] = []
     notes = ["the simulated user is not run: an annotator plays the user, whose instruction is the query of a scenario"]
     notes += _clock_notes(folder)
-    unknown: set[str] = set()
-    num_outputs = num_responses = 0
+    tasks = _tasks(folder, notes)
+    for id, task in tasks.items():
+        outputs = list(getattr(task, "outputs", ()))
+        found.append(
+            Scenario(
+                id=id,
+                query=task.instruction,
+                goal="Play the user of this instruction; the final state is that of the reference calls.",
+                calls=tuple(ToolCall(name=a.name, arguments=dict(a.kwargs)) for a in task.actions if a.name != _RESPOND),
+                answer=outputs[0] if len(outputs) == 1 else "",
+                extra={"user_id": getattr(task, "user_id", ""), "outputs": outputs},
+            )
+        )
+    if several := sum(len(each.extra["outputs"]) > 1 for each in found):
+        notes.append(f"{several} tasks require several texts in replies; they are in 'outputs' and not checked")
+    if responses := sum(any(action.name == _RESPOND for action in task.actions) for task in tasks.values()):
+        notes.append(f"{responses} tasks have actions 'respond', which are not tools; they were left out")
+    unknown = {call.name for each in found for call in each.calls} - tools
+    notes += [f"reference calls use the tool {name}, which the copy does not have" for name in sorted(unknown)]
+    return found, notes
+
+
+def _tasks(folder: Path, notes: list[str]) -> dict[str, Any]:
+    """Return the tasks of a copy by scenario id; a note names each file that cannot be imported."""
+    found: dict[str, Any] = {}
     with _packages(folder) as package:
         for path in sorted(folder.glob("tasks*.py")):
             split = path.stem.removeprefix("tasks").strip("_") or "task"
             try:
-                module = importlib.import_module(f"{package}.{path.stem}")
+                values = vars(importlib.import_module(f"{package}.{path.stem}")).values()
             except Exception as error:
                 notes.append(f"{path.name} was left out: {type(error).__name__}: {error}")
                 continue
-            tasks = next(
-                (v for v in vars(module).values() if isinstance(v, list) and v and hasattr(v[0], "instruction")), []
-            )
-            for number, task in enumerate(tasks):
-                num_responses += any(action.name == _RESPOND for action in task.actions)
-                calls = tuple(ToolCall(name=a.name, arguments=dict(a.kwargs)) for a in task.actions if a.name != _RESPOND)
-                unknown |= {call.name for call in calls} - tools
-                outputs = list(getattr(task, "outputs", ()))
-                num_outputs += len(outputs) > 1
-                found.append(
-                    Scenario(
-                        id=f"{split}-{number}",
-                        query=task.instruction,
-                        goal="Play the user of this instruction; the final state is that of the reference calls.",
-                        calls=calls,
-                        answer=outputs[0] if len(outputs) == 1 else "",
-                        extra={"user_id": getattr(task, "user_id", ""), "outputs": outputs},
-                    )
-                )
-    if num_outputs:
-        notes.append(f"{num_outputs} tasks require several texts in replies; they are in 'outputs' and not checked")
-    if num_responses:
-        notes.append(f"{num_responses} tasks have actions 'respond', which are not tools; they were left out")
-    notes += [f"reference calls use the tool {name}, which the copy does not have" for name in sorted(unknown)]
-    return found, notes
+            listed = (value for value in values if isinstance(value, list) and value and hasattr(value[0], "instruction"))
+            found |= {f"{split}-{number}": task for number, task in enumerate(next(listed, []))}
+    return found
 
 
 def _clock_notes(folder: Path) -> list[str]:
