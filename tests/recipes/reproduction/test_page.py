@@ -9,6 +9,7 @@ from openafm.core.executors import LocalConfig
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
 from openafm.data.drawing.generators import generator_config
 from openafm.recipes.reproduction.claim import MeasuredClaim
+from openafm.recipes.reproduction.claims import CLAIMS
 from openafm.recipes.reproduction.page import summary, watt_hours, write_pages
 from openafm.recipes.reproduction.results import StageResult, StageState
 from openafm.recipes.reproduction.stage import Command, Stage
@@ -72,3 +73,19 @@ def test_pictures_are_in_the_file_and_a_damaged_corpus_is_reported(tmp_path: Pat
     page = write_pages(tmp_path, "micro", STAGES, RESULTS, [])[0].read_text()
     assert page.count("data:image/jpeg;base64,") == 1
     assert "The images of pairs/pairs cannot be shown" in page
+
+
+def test_a_model_without_skill_retains_nothing() -> None:
+    """Scores of zero before and after are no retention, and a judge that follows the order is no judge."""
+    table = next(claim for claim in CLAIMS if claim.command == "compare")
+    judge = next(claim for claim in CLAIMS if claim.command == "judge")
+    row = {"task": "event", "language": "all", "difference": {"mean": 0.0, "is_significant": False}}
+    for score, holds in ((0.0, False), (0.8, True)):
+        figures = {"evaluation": {"compare": {"rows": [row | {"a": {"mean": score}, "b": {"mean": score}}]}}}
+        assert table.measured(figures)[1] is holds
+    replies = {"replies": 4, "nonsense": 0}
+    assert [judge.measured({"grading": {"judge": replies | {"consistent": share}}})[1] for share in (None, 0.0, 0.9)] == [
+        False,
+        False,
+        True,
+    ]

@@ -53,7 +53,7 @@ def _box(stage: Stage, place: tuple[int, int], result: StageResult | None) -> st
 def curves(folder: Path, stages: Sequence[Stage], results: Mapping[str, StageResult]) -> str:
     """Return the losses of trainings by step, and the reward of reinforcement learning, from the files of the runs."""
     found = []
-    for stage in stages:
+    for stage in (each for each in stages if each.name != "rlhf"):  # its loss says nothing about progress
         for path in sorted((folder / stage.name).glob("*/metrics.jsonl")):
             points = _points(path)
             if len(points) > 1:

@@ -72,7 +72,10 @@ def _sdk(status: Any) -> tuple[str, bool]:
 def _table(comparison: Any) -> tuple[str, bool]:
     rows = [row for row in comparison["rows"] if row["language"] == "all"]
     worse = sum(row["difference"]["mean"] < 0 and row["difference"]["is_significant"] for row in rows)
-    return f"{len(rows)} features, {worse} of them significantly worse", len(rows) > 0 and worse <= len(rows) // 4
+    scores = "; ".join(f"{row['task']} {row['a']['mean']:.2f} to {row['b']['mean']:.2f}" for row in rows)
+    # A model without skill has nothing to lose; other tasks give it points for its form.
+    knows = any(row["a"]["mean"] > 0.1 for row in rows if row["task"] == "event")
+    return f"{scores}; {worse} significantly worse", knows and worse <= len(rows) // 4
 
 
 @claim("8", "evaluation/held_out", "held-out tasks", "tables 1 and 2: MMLU, MMMLU, MGSM")
@@ -104,7 +107,7 @@ def _graded(report: Any) -> tuple[str, bool]:
 def _judged(judge: Any) -> tuple[str, bool]:
     consistent = judge["consistent"]
     shown = "no verdict" if consistent is None else f"{consistent:.0%} the same in both orders"
-    return f"{judge['replies']} replies, {judge['nonsense']} without a verdict; {shown}", consistent is not None
+    return f"{judge['replies']} replies, {judge['nonsense']} without a verdict; {shown}", (consistent or 0) > 0.5
 
 
 @claim("9", "taxonomy/taxonomy", "categories and subcategories of harm", "6 and 58", trained=False)
