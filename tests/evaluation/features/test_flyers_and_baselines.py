@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from test_feature_tasks import Scripted
+from tiny_bundles import write_multimodal_bundle
 
+import openafm as fm
 from openafm.core.errors import UsageError
 from openafm.evaluation.features.base import BASELINES, baseline_answerer
 from openafm.evaluation.features.flyers import FlyersEventConfig
@@ -46,6 +48,13 @@ def test_an_image_is_in_the_digest_and_reaches_the_model(flyer: Item) -> None:
     output = ModelAnswerer(model).answer(flyer.prompt, lambda: False)
     assert TASK.judge(flyer, output).scores["whole"] == 1.0
     assert model.images == {digest: image}
+
+
+def test_a_bundle_that_sees_reads_a_flyer(flyer: Item, tmp_path: Path) -> None:
+    model = fm.SystemLanguageModel(bundle=write_multimodal_bundle(tmp_path / "sees").path)
+    output = ModelAnswerer(model).answer(flyer.prompt, lambda: False)
+    assert output.prompt_tokens > 100
+    assert TASK.judge(flyer, output).scores["valid"] == float(output.finish == "stop")
 
 
 def test_a_model_without_vision_is_refused(flyer: Item) -> None:
