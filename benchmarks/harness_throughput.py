@@ -2,6 +2,7 @@
 
 The model has the shape of a small Qwen3 and random weights in float32. Two tables: `choice`, MMLU with five examples, four
 likelihoods an item; `generation`, MBPP with three examples, up to 32 tokens an item. Scores must be equal for `choice`.
+Ours runs on the native engine (OPENAFM_ENGINE=native).
 
     python benchmarks/harness_throughput.py [--data ../shared/data/evaluation] [--quick] [--json]
 
@@ -69,6 +70,7 @@ def measure(data: Path, *, quick: bool) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     os.environ["OPENAFM_THREADS"] = "1"
+    os.environ["OPENAFM_ENGINE"] = "native"  # models in full precision run on torch otherwise
     num_choices, num_generations = (24, 8) if quick else (100, 40)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -87,8 +87,10 @@ class Ours:
 
     def __init__(self, bundle: Bundle, case: Case) -> None:
         self._case, self._bundle = case, bundle
-        self._engine = open_engine(bundle, num_threads=1)  # as a generator of `RLConfig.engine` "fastest"
-        self._reference = open_engine(bundle, num_threads=1)
+        self._engine = open_engine(
+            bundle, num_threads=1, full_precision="native"
+        )  # as a generator of `RLConfig.engine` "fastest"
+        self._reference = open_engine(bundle, num_threads=1, full_precision="native")
         self._decoder = GroupDecoder(
             self._engine, bundle.tokenizer, bundle.template, temperature=1.0, max_tokens=case.num_tokens, max_turns=1
         )

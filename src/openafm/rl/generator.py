@@ -221,7 +221,7 @@ def _bundle_engine(config: RLConfig) -> Engine:
 
     bundle = open_bundle(_start(config))
     if config.engine == "fastest" and takes_new_weights(bundle):
-        return open_engine(bundle, num_threads=1)
+        return open_engine(bundle, num_threads=1, full_precision="native")
     return TorchEngine.open(bundle)
 
 
@@ -232,7 +232,7 @@ def _reference(bundle: Bundle, policy: Engine) -> Decoder | Engine:
     if policy.combines:
         from openafm.runtime.engines.selection import open_engine
 
-        return open_engine(bundle, num_threads=1)
+        return open_engine(bundle, num_threads=1, full_precision="native")
     return load_decoder(bundle).requires_grad_(False)
 
 

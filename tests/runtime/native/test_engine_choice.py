@@ -20,7 +20,7 @@ from openafm.compression.config import QATConfig
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.runtime.engines import selection as engines
 from openafm.runtime.engines.base import Engine
-from openafm.runtime.engines.selection import EngineChoiceError, open_engine
+from openafm.runtime.engines.selection import EngineChoiceError, engine_name, open_engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build
 from openafm.runtime.native.build import NativeBuildError
@@ -67,10 +67,18 @@ def plain_bundle(path: Path, numerics: Numerics = FULL_PRECISION) -> Bundle:
     )
 
 
-def test_compressed_and_plain_bundles_run_natively_and_bfloat16_activations_do_not(tmp_path: Path) -> None:
+def test_a_compressed_bundle_runs_natively_and_a_plain_one_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, bf16 = plain_bundle(tmp_path / "plain"), plain_bundle(tmp_path / "bf16", BFLOAT16)
     assert isinstance(open_engine(compressed_bundle()), NativeEngine)
-    assert isinstance(open_engine(plain_bundle(tmp_path / "plain")), NativeEngine)
-    assert isinstance(open_engine(plain_bundle(tmp_path / "bf16", BFLOAT16)), TorchEngine)
+    assert isinstance(open_engine(plain), TorchEngine)
+    assert engine_name(plain) == "torch"
+    assert isinstance(open_engine(plain, full_precision="native"), NativeEngine)
+    assert isinstance(open_engine(bf16, full_precision="native"), TorchEngine)
+    monkeypatch.setenv("OPENAFM_ENGINE", "native")
+    assert isinstance(open_engine(plain), NativeEngine)
+    assert engine_name(plain) == "native"
 
 
 def test_the_shipped_model_runs_natively() -> None:

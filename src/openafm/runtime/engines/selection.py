@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
@@ -22,16 +22,27 @@ _TORCH_KV_BYTES = 4  # the torch engine keeps keys and values in fp32, whatever 
 _TORCH_WEIGHT_BYTES = 4
 
 
+FullPrecisionEngine: TypeAlias = Literal["torch", "native"]
+"""The engine of bundles with keys and values in fp32."""
+
+
 class EngineChoiceError(UsageError):
     """OPENAFM_ENGINE is not the name of an engine, or names one that cannot run this bundle."""
 
 
-def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None, *, num_threads: int | None = None) -> Engine:
+def open_engine(
+    bundle: Bundle,
+    adapter: AdapterPackage | None = None,
+    *,
+    num_threads: int | None = None,
+    full_precision: FullPrecisionEngine = "torch",
+) -> Engine:
     """Return an engine for a bundle in its numerics, with `adapter` or else the bundle's recovery adapter.
 
-    Bundles that the native engine supports run on it, in `num_threads` or else `OPENAFM_THREADS`; all others on torch. If
-    the native runtime cannot be compiled, torch is used and a message is printed to standard error once.
-    `OPENAFM_ENGINE=native` or `=torch` forces one.
+    Bundles that the native engine supports run on it, in `num_threads` or else `OPENAFM_THREADS`; all others on torch. Those
+    with keys and values in fp32 run natively only with `full_precision="native"` or `OPENAFM_ENGINE=native`. If the native
+    runtime cannot be compiled, torch is used and a message is printed to standard error once. `OPENAFM_ENGINE=native` or
+    `=torch` forces one.
 
     Engines of one bundle share its weights in memory, whatever their adapters. The adapter is fully loaded; its folder may
     be deleted.
@@ -49,7 +60,7 @@ def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None, *, num_th
     record_use(bundle.path)
     if choice != "torch":
         reason = unsupported(bundle)
-        if reason is None:
+        if reason is None and (choice == "native" or full_precision == "native" or not _is_full_precision(bundle)):
             try:
                 from openafm.runtime.native.engine import NativeEngine
 
@@ -58,17 +69,22 @@ def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None, *, num_th
                 if choice == "native":
                     raise
                 _warn(str(error))
-        elif choice == "native":
+        elif reason is not None and choice == "native":
             raise EngineChoiceError(f"the native engine cannot run {bundle.path}: {reason}; unset {CHOICE}")
     from openafm.runtime.engines.torch_engine import TorchEngine
 
     return TorchEngine.open(bundle, adapter)
 
 
+def _is_full_precision(bundle: Bundle) -> bool:
+    return bundle.numerics.kv == "float32"
+
+
 def engine_name(bundle: Bundle) -> Literal["native", "torch"]:
     """Return the engine that `open_engine` selects where the native runtime can be compiled; opens nothing."""
-    is_native = os.environ.get(CHOICE, "") != "torch" and unsupported(bundle) is None
-    return "native" if is_native else "torch"
+    choice = os.environ.get(CHOICE, "")
+    is_native = choice == "native" or (choice != "torch" and not _is_full_precision(bundle))
+    return "native" if is_native and unsupported(bundle) is None else "torch"
 
 
 def kv_bytes_per_token(bundle: Bundle, engine: Literal["native", "torch"]) -> int:
