@@ -21,7 +21,7 @@ from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
 from openafm.runtime.engines.base import Engine
-from openafm.runtime.engines.selection import kv_bytes_per_token, open_engine
+from openafm.runtime.engines.selection import CHOICE, is_full_precision, kv_bytes_per_token, open_engine
 from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
 from openafm.runtime.native.engine import NativeEngine, chosen_threads
 from openafm.runtime.native.layout import bytes_per_step, matrices
@@ -190,7 +190,11 @@ def _examine_model(bundle: Bundle, machine: Machine) -> ModelSpeed:
 
 
 def _why_not(bundle: Bundle, machine: Machine) -> str:
-    return unsupported(bundle) or machine.problem or "OPENAFM_ENGINE is torch"
+    if (problem := unsupported(bundle) or machine.problem) is not None:
+        return problem
+    if is_full_precision(bundle) and os.environ.get(CHOICE, "") != "torch":
+        return "its keys and values are float32; set OPENAFM_ENGINE=native to run it natively"
+    return "OPENAFM_ENGINE is torch"
 
 
 def _decoding_speed(engine: Engine) -> float:

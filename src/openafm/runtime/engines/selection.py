@@ -60,7 +60,7 @@ def open_engine(
     record_use(bundle.path)
     if choice != "torch":
         reason = unsupported(bundle)
-        if reason is None and (choice == "native" or full_precision == "native" or not _is_full_precision(bundle)):
+        if reason is None and (choice == "native" or full_precision == "native" or not is_full_precision(bundle)):
             try:
                 from openafm.runtime.native.engine import NativeEngine
 
@@ -76,14 +76,15 @@ def open_engine(
     return TorchEngine.open(bundle, adapter)
 
 
-def _is_full_precision(bundle: Bundle) -> bool:
+def is_full_precision(bundle: Bundle) -> bool:
+    """Return True if keys and values are in fp32: the native engine then runs only on request."""
     return bundle.numerics.kv == "float32"
 
 
 def engine_name(bundle: Bundle) -> Literal["native", "torch"]:
     """Return the engine that `open_engine` selects where the native runtime can be compiled; opens nothing."""
     choice = os.environ.get(CHOICE, "")
-    is_native = choice == "native" or (choice != "torch" and not _is_full_precision(bundle))
+    is_native = choice == "native" or (choice != "torch" and not is_full_precision(bundle))
     return "native" if is_native and unsupported(bundle) is None else "torch"
 
 
