@@ -108,6 +108,18 @@ def test_settings_of_a_node_are_fixed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "private release" in capsys.readouterr().err
     assert run(["private", "release", str(tmp_path / "node"), "--model", "nano", "--set", "workers=2"]) == 2
     assert "one process" in capsys.readouterr().err
+    assert run(["private", "release", str(tmp_path / "node"), "--model", "nano", "--set", "guardrail_model=x"]) == 2
+    assert "guardrail_model" in capsys.readouterr().err
+
+
+def test_a_node_without_a_release_shows_no_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["private", "release", str(tmp_path), "--model", "nano"]) == 0
+    (tmp_path / "release.json").unlink()
+    capsys.readouterr()
+    assert run(["serve", "--private", str(tmp_path), "--port", "0"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "has no release" in shown.err
 
 
 def test_a_relay_for_other_machines_needs_keys(

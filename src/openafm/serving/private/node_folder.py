@@ -27,11 +27,13 @@ def write_release(folder: Path, config: ServerConfig, *, number: int, minimum: i
     """Measure this installation, write settings and release, and return the release. The operator's key is kept.
 
     Raises:
-        PrivateSetupError: the settings have more than one worker.
+        PrivateSetupError: the settings have more than one worker, or a guardrail model.
         OpenAFMError: a bundle is missing or damaged.
     """
     if config.workers != 1:
         raise PrivateSetupError(f"a private node has one process, got workers={config.workers}; start more nodes instead")
+    if config.guardrail_model:
+        raise PrivateSetupError("a release does not measure guardrail models; leave out guardrail_model")
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / _KEY).exists():
         write_key_pair(folder / _KEY)
