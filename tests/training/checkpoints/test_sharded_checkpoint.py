@@ -291,7 +291,7 @@ def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path: Path, corpus: 
     write_checkpoint(tmp_path, wider, fresh_state(config, "cpu").snapshot(), DIGEST)
     found = newest_checkpoint(tmp_path, wider, DIGEST, print)
     assert found is not None
-    with pytest.raises(CheckpointError, match=r"embedding is \[97, 32\] in the checkpoint, \[97, 48\] in the model"):
+    with pytest.raises(CheckpointError, match=r"embedding is \[100, 32\] in the checkpoint, \[100, 48\] in the model"):
         resumed_state(wider, "cpu", found)
     with pytest.raises(CheckpointError, match="does not fit the model of its config"):
         trained_model(found)
