@@ -65,7 +65,7 @@ def test_a_project_is_reported_and_exported(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["report", "missing"], 1, "grade init missing"),
+        (["report", "missing"], 2, "grade init missing"),
         (["init", "sample", "--items", "wrong.jsonl"], 1, "wrong.jsonl:1"),
         (["invite", "sample", "--role", "boss"], 2, "unknown role"),
         (["serve", "--host", "0.0.0.0"], 2, "needs TLS"),

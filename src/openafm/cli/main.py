@@ -212,7 +212,7 @@ def _system_message(error: OSError) -> str:
 
 def _exit_code(code: int, cause: BaseException | None, arguments: Sequence[str]) -> int:
     """Return 2 if a file or folder that the command line names does not exist, else `code`."""
-    if isinstance(cause, FileNotFoundError | NotADirectoryError) and isinstance(cause.filename, str | os.PathLike):
+    if isinstance(cause, FileNotFoundError) and isinstance(cause.filename, str | os.PathLike):
         missing = Path(cause.filename)
         named = (Path(argument.partition("=")[2] or argument) for argument in arguments if argument)
         if any(path in (missing, *missing.parents) and not path.exists() for path in named):
