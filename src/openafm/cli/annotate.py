@@ -56,10 +56,13 @@ def init(
         typer.Option(
             exists=True,
             file_okay=False,
-            help="Instead of a sample: a domain of your copy of τ-bench-like tasks, such as tau_bench/envs/retail. Its code "
-            "runs from there.",
+            help="Instead of a sample: your copy of τ-bench-like tasks (a domain, such as tau_bench/envs/retail) or of "
+            "ToolSandbox-like ones (the package tool_sandbox). Its code runs from there.",
         ),
     ] = None,
+    start: Annotated[
+        int, typer.Option(min=1, help="Starting state of ToolSandbox-like tasks; 1 has the most scenarios.")
+    ] = 1,
     json: JsonOption = False,
 ) -> None:
     """Create a project from a sample or from a copy of tasks. Edit its files to make it your own."""
@@ -68,9 +71,10 @@ def init(
 
     notes: tuple[str, ...] = ()
     if tasks is not None:
-        from openafm.annotation.environments.tau_bench import import_tau_bench
+        with _libraries():
+            from openafm.annotation.environments.task_import import import_tasks
 
-        notes = import_tau_bench(tasks, project).notes
+        notes = import_tasks(tasks, project, start).notes
     else:
         write_sample(sample, project)
     num_scenarios = len(read_project(project).scenarios)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from openafm.annotation.environments.project import Project, ProjectError, read_project
 from openafm.annotation.environments.replay import ProjectEnvironment, replay
+from openafm.annotation.environments.task_import import import_tasks
 from openafm.annotation.environments.tau_bench import import_tau_bench
 from openafm.annotation.environments.tool_functions import ToolFileError
 from openafm.cli.main import app
@@ -150,8 +151,10 @@ def test_what_cannot_be_mapped_is_said(domain: Path, tmp_path: Path) -> None:
 def test_a_copy_that_is_changed_moved_or_no_copy_is_refused(domain: Path, project: Project, tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="not an empty folder"):
         import_tau_bench(domain, project.path)
-    with pytest.raises(ProjectError, match="has no tools"):
-        import_tau_bench(tmp_path, tmp_path / "other")
+    with pytest.raises(ProjectError, match="has neither tools"):
+        import_tasks(tmp_path, tmp_path / "other")
+    with pytest.raises(ProjectError, match="one starting state"):
+        import_tasks(domain, tmp_path / "other", start=2)
     (domain / "tools" / "more.py").write_text("")
     with pytest.raises(ToolFileError, match="changed after the import"):
         ProjectEnvironment(project)

@@ -6,45 +6,39 @@ A domain of a copy, such as `tau_bench/envs/retail`, is a folder with
     data/*.json   tables: objects by id, or lists
     tasks*.py     lists of tasks with `instruction`, `actions` and `outputs`
     wiki.md       the policy
-
-The parent packages are not executed: they import clients of model services that tools do not need.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
 import importlib
 import json
-import sys
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openafm.annotation.environments.project import ProjectError, Scenario, read_project
-from openafm.annotation.environments.seed import quoted
+from openafm.annotation.environments.project import Scenario
+from openafm.annotation.environments.task_copies import (
+    CopiedPackage,
+    ProjectFiles,
+    Rows,
+    TaskImport,
+    check_new_folder,
+    check_unchanged,
+    code_digest,
+    read_tables,
+    store_rows,
+)
 from openafm.annotation.environments.tool_functions import ProjectTool, ToolFileError, check_deterministic
 from openafm.annotation.environments.world import World
-from openafm.annotation.errors import writing_to
 from openafm.tokenizer.conversation import ToolCall, ToolDefinition
 from openafm.tokenizer.schema_text import compact_json
 
+_CODE = ("tools",)
 _RESPOND = "respond"  # a pseudo action that speaks to the user
 _LISTED = "openafm_list"
 """The table with the names of tables that are lists in the copy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TauImport:
-    """What was imported, and what could not be mapped."""
-
-    tools: int
-    scenarios: int
-    rows: Mapping[str, int]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -64,17 +58,12 @@ class TauTool(ProjectTool):
 
     def call(self, world: World, arguments: Mapping[str, Any]) -> tuple[Any, bool]:
         listed = {row["id"] for row in world.rows(f"SELECT id FROM {_LISTED}")}
-        names = [row["name"] for row in world.rows("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        before = {
-            name: {row["id"]: row["data"] for row in world.rows(f"SELECT id, data FROM {quoted(name)} ORDER BY rowid")}
-            for name in names
-            if not name.startswith(("openafm_", "sqlite_"))
-        }
+        before = read_tables(world)
         data = {name: _read_table(rows, name in listed) for name, rows in before.items()}
         passed = copy.deepcopy(dict(arguments))
         result = self.tool.invoke(data, **passed)
         for name, rows in before.items():
-            _store(world, name, rows, _rows(data[name]))
+            store_rows(world, name, rows, _rows(data[name]))
         return result, passed != arguments
 
 
@@ -85,18 +74,15 @@ def tau_tools(folder: str, digest: str) -> list[TauTool]:
         ToolFileError: the copy is missing or changed.
     """
     path = Path(folder)
-    if not (path / "tools").is_dir():
-        raise ToolFileError(f"{path} is missing; import the tasks again from where the copy is now")
-    if _digest(path) != digest:
-        raise ToolFileError(f"the tools in {path} changed after the import; import the tasks into a new project")
-    with _packages(path) as name:
+    check_unchanged(path, _CODE, digest)
+    with CopiedPackage(path).active() as name:
         try:
             return [TauTool(tool) for tool in importlib.import_module(f"{name}.tools").ALL_TOOLS]
         except Exception as error:
             raise ToolFileError(f"the tools in {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def import_tau_bench(folder: Path, project: Path) -> TauImport:
+def import_tau_bench(folder: Path, project: Path) -> TaskImport:
     """Write a project whose tools, tables, policy and scenarios are those of a copy.
 
     Raises:
@@ -104,37 +90,24 @@ def import_tau_bench(folder: Path, project: Path) -> TauImport:
         ToolFileError: the tools cannot be imported.
     """
     folder = folder.resolve()
-    _check_folders(folder, project)
-    tools = tau_tools(str(folder), _digest(folder))
+    check_new_folder(project)
+    digest = code_digest(folder, _CODE)
+    tools = tau_tools(str(folder), digest)
     scenarios, notes = _scenarios(folder, {tool.name for tool in tools})
     tables = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / "data").glob("*.json"))}
     wrong = [name for name, table in tables.items() if not isinstance(table, dict | list)]
     notes += [f"data/{name}.json is not an object or a list and was left out" for name in wrong]
     kept = {name: table for name, table in tables.items() if name not in wrong}
-    with writing_to(project):
-        _write_project(folder, project, kept, scenarios, notes)
-    read_project(project)
+    ProjectFiles(
+        title=folder.name,
+        tools=_TOOLS.format(folder=str(folder), digest=digest),
+        policy=_policy(folder, notes),
+        tables={name: _items(table) for name, table in kept.items()},
+        scenarios=scenarios,
+        listed={_LISTED: [name for name, table in kept.items() if isinstance(table, list)]},
+    ).write(project)
     rows = {name: len(table) for name, table in kept.items()}
-    return TauImport(tools=len(tools), scenarios=len(scenarios), rows=rows, notes=tuple(notes))
-
-
-def _write_project(
-    folder: Path, project: Path, kept: Mapping[str, Any], scenarios: Sequence[Scenario], notes: list[str]
-) -> None:
-    for part in ("state", "scenarios"):
-        (project / part).mkdir(parents=True, exist_ok=True)
-    for name, table in kept.items():
-        _write_json(project / "state" / f"{name}.json", [_row(id, value) for id, value in _items(table)])
-    _write_json(project / "state" / f"{_LISTED}.json", [{"id": name} for name, t in kept.items() if isinstance(t, list)])
-    created = "".join(f"CREATE TABLE {quoted(name)} (id TEXT PRIMARY KEY, data TEXT);\n" for name in kept)
-    (project / "state" / "tables.sql").write_text(f"CREATE TABLE {_LISTED} (id TEXT PRIMARY KEY);\n{created}")
-    (project / "project.toml").write_text(
-        f"title = {json.dumps(folder.name)}\nmemory_mb = 1024\noutput_characters = 200000\n"
-    )
-    (project / "tools.py").write_text(_TOOLS.format(folder=str(folder), digest=_digest(folder)))
-    (project / "policy.md").write_text(_policy(folder, notes))
-    lines = "".join(json.dumps(scenario.to_dict(), ensure_ascii=False) + "\n" for scenario in scenarios)
-    (project / "scenarios" / "tasks.jsonl").write_text(lines, encoding="utf-8")
+    return TaskImport(tools=len(tools), scenarios=len(scenarios), rows=rows, notes=tuple(notes))
 
 
 _TOOLS = '''"""Tools of a copy of τ-bench-like tasks, written by `openafm annotate init --tasks`."""
@@ -143,16 +116,6 @@ from openafm.annotation.environments.tau_bench import tau_tools
 
 TOOLS = tau_tools({folder!r}, digest={digest!r})
 '''
-
-
-def _check_folders(folder: Path, project: Path) -> None:
-    for name in ("tools/__init__.py", "data"):
-        if not (folder / name).exists():
-            raise ProjectError(
-                f"{folder} has no {name}; pass the folder of a domain of τ-bench-like tasks, such as tau_bench/envs/retail"
-            )
-    if project.exists() and (not project.is_dir() or any(project.iterdir())):
-        raise ProjectError(f"{project} is not an empty folder; choose a new one")
 
 
 def _policy(folder: Path, notes: list[str]) -> str:
@@ -192,7 +155,7 @@ def _scenarios(folder: Path, tools: set[str]) -> tuple[list[Scenario], list[str]
 def _tasks(folder: Path, notes: list[str]) -> dict[str, Any]:
     """Return the tasks of a copy by scenario id; a note names each file that cannot be imported."""
     found: dict[str, Any] = {}
-    with _packages(folder) as package:
+    with CopiedPackage(folder).active() as package:
         for path in sorted(folder.glob("tasks*.py")):
             split = path.stem.removeprefix("tasks").strip("_") or "task"
             try:
@@ -215,65 +178,16 @@ def _clock_notes(folder: Path) -> list[str]:
     return found
 
 
-@contextlib.contextmanager
-def _packages(folder: Path) -> Iterator[str]:
-    """Make the packages above `folder` importable without executing them; yield the folder's name as a package.
-
-    Modules of an earlier copy of the same names are set aside, and those of this one are removed at the end.
-    """
-    packages = [folder]
-    while (packages[0].parent / "__init__.py").exists():
-        packages.insert(0, packages[0].parent)
-    root, name = packages[0].name, ""
-    before = {key: sys.modules.pop(key) for key in list(sys.modules) if key.split(".")[0] == root}
-    try:
-        for each in packages:
-            name = f"{name}.{each.name}" if name else each.name
-            module = types.ModuleType(name)
-            module.__path__ = [str(each)]
-            sys.modules[name] = module
-        yield name
-    finally:
-        for key in [key for key in sys.modules if key.split(".")[0] == root]:
-            del sys.modules[key]
-        sys.modules.update(before)
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted((folder / "tools").rglob("*.py")):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _write_json(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n", encoding="utf-8")
-
-
 def _items(table: dict[str, Any] | list[Any]) -> list[tuple[str, Any]]:
     if isinstance(table, dict):
         return [(str(key), value) for key, value in table.items()]
     return [(str(number), value) for number, value in enumerate(table)]
 
 
-def _row(id: str, value: Any) -> dict[str, Any]:
-    return {"id": id, "data": value if isinstance(value, dict | list) else compact_json(value)}
-
-
-def _read_table(rows: Mapping[str, str], is_list: bool) -> dict[str, Any] | list[Any]:
+def _read_table(rows: Rows, is_list: bool) -> dict[str, Any] | list[Any]:
     values = {id: json.loads(text) for id, text in rows.items()}
     return list(values.values()) if is_list else values
 
 
-def _rows(table: dict[str, Any] | list[Any]) -> dict[str, str]:
+def _rows(table: dict[str, Any] | list[Any]) -> Rows:
     return {id: compact_json(value) for id, value in _items(table)}
-
-
-def _store(world: World, name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    for id in before.keys() - after.keys():
-        world.run(f"DELETE FROM {quoted(name)} WHERE id = ?", id)
-    for id, text in after.items():
-        if id not in before:
-            world.run(f"INSERT INTO {quoted(name)} (id, data) VALUES (?, ?)", id, text)
-        elif before[id] != text:
-            world.run(f"UPDATE {quoted(name)} SET data = ? WHERE id = ?", text, id)

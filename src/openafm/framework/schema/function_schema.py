@@ -53,7 +53,7 @@ class FunctionSchema:
 class _SignatureRecord(DictRecord):
     def __init__(self, function: Callable[..., Any], local_names: Mapping[str, Any]) -> None:
         self.name, self.description = function.__name__, None
-        self._descriptions = _parameter_descriptions(inspect.getdoc(function) or "")
+        self._descriptions = parameter_descriptions(inspect.getdoc(function) or "")
         self._parameters = [self._checked(parameter) for parameter in inspect.signature(function).parameters.values()]
         underlying = inspect.unwrap(getattr(function, "__func__", function))
         self._names = TypeNames(underlying, (parameter.annotation for parameter in self._parameters), local_names)
@@ -88,7 +88,8 @@ class _SignatureRecord(DictRecord):
         )
 
 
-def _parameter_descriptions(docstring: str) -> dict[str, str]:
+def parameter_descriptions(docstring: str) -> dict[str, str]:
+    """Return the descriptions of parameters in a docstring, by name."""
     section = _SECTION.search(docstring)
     entries = _ENTRY.findall(inspect.cleandoc("\n" + section[1])) if section else []
     return {name: " ".join(text.split()) for name, text in [*entries, *_FIELD.findall(docstring)]}

@@ -1,0 +1,188 @@
+"""Scenarios of a user's copy of ToolSandbox-like tasks as a project, one project for each starting state."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openafm.annotation.environments.project import ProjectError, Scenario
+from openafm.annotation.environments.task_copies import ProjectFiles, Rows, TaskImport, check_new_folder, code_digest
+from openafm.annotation.environments.tool_sandbox import CODE, MESSAGES, SandboxLibrary, sandbox_tools
+from openafm.tokenizer.schema_text import compact_json
+
+_KINDS = {"snapshot_similarity": "row", "addition_similarity": "row", "update_similarity": "row", "removal_similarity": "no row"}
+"""Similarities to a table that are expectations of the final state."""
+_HELD_BACK = "INSUFFICIENT_INFORMATION"
+_TOOLS = '''"""Tools of a copy of ToolSandbox-like tasks, written by `openafm annotate init --tasks`."""
+
+from openafm.annotation.environments.tool_sandbox import sandbox_tools
+
+TOOLS = sandbox_tools({folder!r}, digest={digest!r})
+'''
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """A scenario of the copy.
+
+    Attributes:
+        allowed: the tools that the agent of the copy has; None for all.
+        unmapped: kinds of milestones that are not expectations of the final state.
+    """
+
+    scenario: Scenario
+    system: str
+    tables: Mapping[str, Rows]
+    allowed: tuple[str, ...] | None
+    is_begun: bool
+    is_held_back: bool
+    has_minefield: bool
+    unmapped: tuple[str, ...]
+
+
+def import_tool_sandbox(folder: Path, project: Path, start: int = 1) -> TaskImport:
+    """Write a project from the scenarios of a copy that share a starting state.
+
+    Args:
+        start: the number of the starting state; the one with most scenarios is 1.
+
+    Raises:
+        ProjectError: there is no such starting state, or the project folder has files.
+        ToolFileError: the copy cannot be imported.
+    """
+    folder = folder.resolve()
+    check_new_folder(project)
+    digest = code_digest(folder, CODE)
+    tools = sandbox_tools(str(folder), digest)
+    library = tools[0].library if tools else SandboxLibrary(folder)
+    clock = datetime.datetime.now().replace(microsecond=0)  # times in the scenarios are relative to the import
+    notes = [f"the tool {name} was left out: it {reason}" for name, reason in sorted(library.left_out.items())]
+    tasks = _kept(_tasks(library), set(library.tools), notes)
+    states = Counter(_state(task) for task in tasks).most_common()
+    if not 1 <= start <= len(states):
+        raise ProjectError(f"{folder} has {len(states)} starting states with scenarios; --start {start} is not one of them")
+    if len(states) > 1:
+        others = ", ".join(f"{number} ({count})" for number, (_, count) in enumerate(states, 1) if number != start)
+        notes.append(f"a project has one initial database; scenarios of other starting states: --start {others}")
+    chosen = [task for task in tasks if _state(task) == states[start - 1][0]]
+    notes += _notes(chosen)
+    tables = {name: [(id, json.loads(text)) for id, text in rows.items()] for name, rows in chosen[0].tables.items()}
+    ProjectFiles(
+        title=folder.name,
+        tools=_TOOLS.format(folder=str(folder), digest=digest),
+        policy=chosen[0].system,
+        tables=tables,
+        scenarios=[task.scenario for task in chosen],
+        config=f'clock = "{clock.isoformat()}"\n',
+    ).write(project)
+    rows = {name: len(table) for name, table in tables.items()}
+    return TaskImport(tools=len(tools), scenarios=len(chosen), rows=rows, notes=tuple(notes))
+
+
+def _tasks(library: SandboxLibrary) -> list[_Task]:
+    found = library.scenarios()
+    with library.package.active():
+        return [_task(name, each, library) for name, each in found.items()]
+
+
+def _task(name: str, found: Any, library: SandboxLibrary) -> _Task:
+    context = found.starting_context
+    messages = context.get_database(namespace=library.messages, get_all_history_snapshots=True).to_dicts()
+    texts: dict[tuple[str, str], list[str]] = {}
+    for each in messages:
+        if each.get("visible_to") is None or "AGENT" in map(_name, each["visible_to"]) or _name(each["recipient"]) == "USER":
+            texts.setdefault((_name(each["sender"]), _name(each["recipient"])), []).append(each["content"] or "")
+    expected, unmapped = _expectations(found.evaluation.milestone_matcher.milestones)
+    instruction = (texts.get(("SYSTEM", "USER")) or [""])[-1]
+    allowed = context.tool_allow_list
+    return _Task(
+        scenario=Scenario(
+            id=name,
+            query=(texts.get(("USER", "AGENT")) or [""])[-1],
+            goal="\n".join([*map(_said, expected), "Play the user of this instruction: " + instruction]),
+            extra={"expect": expected} if expected else {},
+        ),
+        system="\n".join(texts.get(("SYSTEM", "AGENT"), [])),
+        tables=library.tables(context),
+        allowed=None if allowed is None else tuple(allowed),
+        is_begun=len(texts.get(("USER", "AGENT"), [])) > 1 or ("AGENT", "EXECUTION_ENVIRONMENT") in texts,
+        is_held_back=_HELD_BACK in {_name(each) for each in getattr(found, "categories", ())},
+        has_minefield=bool(found.evaluation.minefield_matcher.milestones),
+        unmapped=unmapped,
+    )
+
+
+def _expectations(milestones: Iterable[Any]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return rows that the final state has or does not have, and the kinds of constraints that are not such."""
+    expected: list[dict[str, Any]] = []
+    unmapped: set[str] = set()
+    for constraint in (each for milestone in milestones for each in milestone.snapshot_constraints):
+        kind = getattr(constraint.snapshot_constraint, "__name__", "tool_trace_dependant_similarity")
+        table = _name(constraint.database_namespace)
+        if kind not in _KINDS or table == MESSAGES:
+            unmapped.add("replies and tool calls" if table == MESSAGES else kind)
+            continue
+        for row in constraint.target_dataframe.to_dicts():
+            expectation = {"table": table.lower(), "has": _KINDS[kind], "values": json.loads(json.dumps(row, default=str))}
+            if kind == "snapshot_similarity":  # a later snapshot replaces an earlier one of the same columns
+                same = (expectation["table"], "row", row.keys())
+                expected = [each for each in expected if (each["table"], each["has"], each["values"].keys()) != same]
+            expected.append(expectation)
+    return expected, tuple(sorted(unmapped))
+
+
+def _kept(tasks: list[_Task], tools: set[str], notes: list[str]) -> list[_Task]:
+    """Return the tasks that can be played, one for those that differ only in the tools that are offered."""
+    by_text: dict[tuple[str, str, str], list[_Task]] = {}
+    for task in tasks:
+        by_text.setdefault((task.scenario.query, task.scenario.goal, _state(task)), []).append(task)
+    single = [min(same, key=lambda task: len(task.allowed or tools)) for same in by_text.values()]
+    reasons: Counter[str] = Counter()
+    if len(tasks) > len(single):
+        reasons["differ from another one only in the tools that are offered or described"] = len(tasks) - len(single)
+    kept = []
+    for task in single:
+        missing = set(task.allowed or ()) - tools - {"end_conversation"}
+        if not task.scenario.query:
+            reasons["have no message of the user to the agent"] += 1
+        elif task.is_begun:
+            reasons["begin with several turns"] += 1
+        elif task.is_held_back:
+            reasons["hold back tools, but a project offers all of them"] += 1
+        elif missing:
+            reasons["need a tool that was left out"] += 1
+        else:
+            kept.append(task)
+    notes += [f"{count} scenarios were left out: they {reason}" for reason, count in reasons.items()]
+    return kept
+
+
+def _notes(tasks: list[_Task]) -> list[str]:
+    notes = ["the simulated user is not run: an annotator plays the user, whose instruction is in the goal of a scenario"]
+    notes.append("there are no reference calls; rows that milestones expect at the end are in the goal and in 'expect'")
+    unmapped = Counter(kind for task in tasks for kind in task.unmapped)
+    notes += [f"{count} scenarios have milestones of {kind}, which are not checked" for kind, count in unmapped.items()]
+    if mines := sum(task.has_minefield for task in tasks):
+        notes.append(f"{mines} scenarios have minefields, which are not checked")
+    if len({task.system for task in tasks}) > 1:
+        notes.append("the scenarios have several system messages; the policy is the first")
+    return notes
+
+
+def _state(task: _Task) -> str:
+    return compact_json({name: list(rows.values()) for name, rows in task.tables.items()})
+
+
+def _name(value: Any) -> str:
+    """Return the name of a member of an enumeration, which a table may hold as text."""
+    return str(getattr(value, "name", value)).rsplit(".", 1)[-1].upper()
+
+
+def _said(expectation: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{name} = {compact_json(value)}" for name, value in expectation["values"].items())
+    return f"At the end, {expectation['table']} has {'a' if expectation['has'] == 'row' else 'no'} row with {values}."
