@@ -72,7 +72,7 @@ def test_a_project_is_reported_and_exported(tmp_path: Path, capsys: pytest.Captu
         (["serve", "--forwarded-allow-ips", "127.0.0.1, *"], 2, "'*' is not an IP address"),
         (["serve", "--tls-key", "key.pem"], 2, "pass both"),
         (["report", "sample"], 1, "no comparison of sample is judged yet"),
-        (["progress", "wrong"], 1, "wrong is not a grading project; create one with"),
+        (["progress", "wrong"], 2, "wrong is not a grading project; create one with"),
         (["init", "wrong.jsonl/project"], 1, "cannot be written: Not a directory; choose a folder"),
         (["generate", "wrong.jsonl", "--system", "a=nano", "--locale", "en_GB"], 1, "'en_GB' is not a locale"),
         (["serve", "--project", "sample", "--database", "mysql://x"], 1, "mysql is not supported"),

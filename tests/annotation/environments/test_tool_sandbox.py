@@ -18,7 +18,7 @@ from openafm.annotation.environments.tool_functions import ToolFileError
 from openafm.cli.main import app
 from openafm.tokenizer.conversation import ToolCall
 
-CONTEXT = '''
+CONTEXT = """
 import contextlib
 from enum import Enum
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ def new_context(context):
     current.append(context)
     yield context
     current.pop()
-'''
+"""
 TOOLS = '''
 import datetime
 from typing import Optional, Union
@@ -90,7 +90,7 @@ class NotGiven: ...
 def register_as_tool(visible_to=("AGENT",)):
     return lambda function: function
 """
-SCENARIOS = '''
+SCENARIOS = """
 from types import SimpleNamespace as Values
 from garden.common.execution_context import DatabaseNamespace as Name, ExecutionContext, Frame, Role
 
@@ -127,7 +127,7 @@ def named_scenarios(preferred_tool_backend):
         "long": scenario("Again", turns=2),
         "two": scenario("Two lamps", expect(Name.NOTE, addition_similarity, text="b"), lamps=2),
     }
-'''
+"""
 
 
 def write_copy(root: Path) -> Path:
@@ -162,7 +162,10 @@ def call(name: str, **arguments: Any) -> ToolCall:
 def test_tools_of_a_copy_change_the_rows_of_the_project(project: Project) -> None:
     environment = ProjectEnvironment(project)
     switch, note = environment.definitions
-    assert switch.parameters["properties"] == {"lamp_id": {"type": "string", "description": "which lamp"}, "on": {"type": "boolean"}}
+    assert switch.parameters["properties"] == {
+        "lamp_id": {"type": "string", "description": "which lamp"},
+        "on": {"type": "boolean"},
+    }
     assert (note.parameters["properties"]["stars"], note.parameters["required"]) == ({"type": "number"}, ["text"])
     result = environment.run(call("switch_lamp", lamp_id="l0", on=True))
     assert (result.text, [(each.table, each.before is None) for each in result.changes]) == ("null", [("lamp", False)])
@@ -210,14 +213,14 @@ def test_scenarios_with_what_cannot_be_mapped(package: Path, tmp_path: Path) -> 
 
 
 def test_a_copy_that_is_changed_incomplete_or_no_copy_is_refused(package: Path, project: Project, tmp_path: Path) -> None:
-    with pytest.raises(ProjectError, match="2 starting states .* --start 3 is not one"):
+    with pytest.raises(ProjectError, match=r"2 starting states .* --start 3 is not one"):
         import_tasks(package, tmp_path / "third", start=3)
     with pytest.raises(ProjectError, match="has neither tools"):
         import_tasks(tmp_path, tmp_path / "other")
     (package / "tools" / "more.py").write_text("import a_package_that_is_missing\n@register_as_tool()\ndef more(): ...\n")
     with pytest.raises(ToolFileError, match="changed after the import"):
         ProjectEnvironment(project)
-    with pytest.raises(ToolFileError, match="install what it needs: .*a_package_that_is_missing"):
+    with pytest.raises(ToolFileError, match=r"install what it needs: .*a_package_that_is_missing"):
         import_tasks(package, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

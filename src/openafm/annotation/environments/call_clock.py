@@ -19,10 +19,7 @@ def call_clock(modules: Iterable[types.ModuleType], world: World) -> Iterator[No
     """Replace `datetime`, `time`, `uuid` and `random` in modules inside the block, so that a replay gives the same state."""
     substitutes = _substitutes(world)
     replaced = [
-        (module, name, value)
-        for module in modules
-        for name, value in list(vars(module).items())
-        if id(value) in substitutes
+        (module, name, value) for module in modules for name, value in list(vars(module).items()) if id(value) in substitutes
     ]
     try:
         for module, name, value in replaced:

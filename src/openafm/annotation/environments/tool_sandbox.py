@@ -148,9 +148,7 @@ class SandboxTool(ProjectTool):
             properties[name] = {**adapter.json_schema(), **about}
         required = [name for name, each in self._parameters.items() if each.default is each.empty]
         parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        return ToolDefinition(
-            name=self.name, description=text.split("\n\n")[0].replace("\n", " "), parameters=parameters
-        )
+        return ToolDefinition(name=self.name, description=text.split("\n\n")[0].replace("\n", " "), parameters=parameters)
 
     def call(self, world: World, arguments: Mapping[str, Any]) -> tuple[Any, bool]:
         passed = {name: self._adapters[name].validate_python(value) for name, value in arguments.items()}

@@ -15,7 +15,12 @@ from openafm.annotation.environments.task_copies import ProjectFiles, Rows, Task
 from openafm.annotation.environments.tool_sandbox import CODE, MESSAGES, SandboxLibrary, sandbox_tools
 from openafm.tokenizer.schema_text import compact_json
 
-_KINDS = {"snapshot_similarity": "row", "addition_similarity": "row", "update_similarity": "row", "removal_similarity": "no row"}
+_KINDS = {
+    "snapshot_similarity": "row",
+    "addition_similarity": "row",
+    "update_similarity": "row",
+    "removal_similarity": "no row",
+}
 """Similarities to a table that are expectations of the final state."""
 _HELD_BACK = "INSUFFICIENT_INFORMATION"
 _TOOLS = '''"""Tools of a copy of ToolSandbox-like tasks, written by `openafm annotate init --tasks`."""
