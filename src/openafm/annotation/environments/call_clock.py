@@ -31,7 +31,7 @@ def call_clock(modules: Iterable[types.ModuleType], world: World) -> Iterator[No
 
 
 def _substitutes(world: World) -> dict[int, Any]:
-    """Return what stands for a module, class or function of the standard library, by its identity."""
+    """Return the substitute of each module, class and function of the standard library, by identity."""
     clock = _clock(world.now)
 
     def new_uuid(*_: Any, **__: Any) -> uuid.UUID:

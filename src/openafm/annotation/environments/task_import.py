@@ -26,8 +26,8 @@ def import_tasks(folder: Path, project: Path, start: int = 1) -> TaskImport:
     if not (folder / "tools" / "__init__.py").is_file() or not (folder / "data").is_dir():
         raise ProjectError(
             f"{folder} has neither tools/__init__.py and data/ nor common/execution_context.py and scenarios/; pass "
-            "a domain of τ-bench-like tasks, such as tau_bench/envs/retail, or the package of ToolSandbox-like ones, such as "
-            "ToolSandbox/tool_sandbox"
+            "a domain of τ-bench-like tasks, such as tau_bench/envs/retail, or the package of ToolSandbox-like ones, "
+            "such as ToolSandbox/tool_sandbox"
         )
     if start != 1:
         raise ProjectError(f"{folder} has one starting state; leave out --start {start}")

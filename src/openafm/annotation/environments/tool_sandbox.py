@@ -185,7 +185,7 @@ def sandbox_tools(folder: str, digest: str) -> list[SandboxTool]:
 
 
 def uses_network(tree: ast.Module) -> bool:
-    """Return True if a module imports a package that speaks to servers."""
+    """Return True if a module imports a client of network services."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -215,7 +215,7 @@ def _json_type(hint: Any, root: str) -> Any:
 def _rows(rows: list[dict[str, Any]]) -> Rows:
     """Return rows by id: the first column `..._id` if its values differ, else the position."""
     key = next((name for name in (rows[0] if rows else ()) if name.endswith("_id")), None)
-    ids = [str(row.get(key)) for row in rows]
-    if key is None or len(set(ids)) < len(ids):
+    ids = [] if key is None else [str(row.get(key)) for row in rows]
+    if len(set(ids)) < len(rows):
         ids = [str(number) for number in range(len(rows))]
     return {id: compact_json(row) for id, row in zip(ids, rows, strict=True)}

@@ -57,14 +57,16 @@ def import_tool_sandbox(folder: Path, project: Path, start: int = 1) -> TaskImpo
         start: the number of the starting state; the one with most scenarios is 1.
 
     Raises:
-        ProjectError: there is no such starting state, or the project folder has files.
+        ProjectError: the copy has no tool, there is no such starting state, or the project folder has files.
         ToolFileError: the copy cannot be imported.
     """
     folder = folder.resolve()
     check_new_folder(project)
     digest = code_digest(folder, CODE)
     tools = sandbox_tools(str(folder), digest)
-    library = tools[0].library if tools else SandboxLibrary(folder)
+    if not tools:
+        raise ProjectError(f"{folder / 'tools'} has no function with @register_as_tool that can be a tool of a project")
+    library = tools[0].library
     clock = datetime.datetime.now().replace(microsecond=0)  # times in the scenarios are relative to the import
     notes = [f"the tool {name} was left out: it {reason}" for name, reason in sorted(library.left_out.items())]
     tasks = _kept(_tasks(library), set(library.tools), notes)
