@@ -150,7 +150,7 @@ NATIVE = Numerics(weights="int4_group32", embedding="int4_group32", activations=
         ((LAYER, OTHER_HEADS), NATIVE, "differ in the shape of their heads"),
         ((LAYER,), replace(NATIVE, kv="float32"), "keys and values are float32"),
         ((LAYER,), replace(NATIVE, weights="astc_6x6"), "weights are astc_6x6"),
-        ((LAYER,), replace(NATIVE, weights="bfloat16", embedding="bfloat16"), "with int8_per_token activations"),
+        ((LAYER,), replace(NATIVE, weights="bfloat16", embedding="bfloat16"), "it computes in int8_per_token"),
     ],
 )
 def test_what_cannot_run_natively_has_a_reason(
