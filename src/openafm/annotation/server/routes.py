@@ -109,7 +109,7 @@ def annotation_router(workspace: Workspace) -> APIRouter:
     @router.post("/items/{id}/changes")
     def change(id: str, body: Edit, person: Current) -> JSONResponse:
         item = workspace.item(id)
-        _apply(item, body, Change(key=body.key, person=person.id, sequence=body.sequence))
+        item.once(body.key, lambda: _apply(item, body, Change(key=body.key, person=person.id, sequence=body.sequence)))
         return JSONResponse(workspace.view(item, body.page, person))
 
     @router.post("/items/{id}/run")

@@ -170,6 +170,12 @@ class Item:
         if change.sequence is not None and change.sequence != self.refresh().sequence:
             raise ConflictError
 
+    def once(self, key: str, make: Callable[[], object]) -> None:
+        """Make a change unless one of this key is stored: the repeated request may not be valid after the first one."""
+        with self._lock:
+            if not self.is_made(key):
+                make()
+
     def is_made(self, key: str) -> bool:
         """Return True if a change of this key is stored."""
         return any(event.group == key for event in self._log.events)
