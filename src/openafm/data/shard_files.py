@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from openafm.core.arrays import map_array_file
 from openafm.core.files import OversizeFilesError, file_digest, read_document
 from openafm.data.shard_manifest import (
     MANIFEST,
@@ -162,8 +163,8 @@ def map_array(path: Path, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any
         TruncatedShardError: the file is not such an array or cannot be read.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a malformed header raises errors of many types, such as tokenize.TokenError
+        array = map_array_file(path)
+    except Exception as error:  # errors of many types
         raise TruncatedShardError(f"{path} is not a whole array file: {error}") from error
     if not isinstance(array, np.ndarray) or (array.dtype.kind not in "ui" if dtype is None else array.dtype != dtype):
         raise TruncatedShardError(f"{path} is not an array of {dtype or 'integers'}")

@@ -30,6 +30,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from openafm.core.arrays import map_array_file
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import OversizeFilesError, atomic_file, file_digest, read_document, write_json
@@ -383,8 +384,8 @@ class ImageCorpus:
     def _map_index(self, shard: int) -> npt.NDArray[Any]:
         path = self.path / f"{shard:05}.index.npy"
         try:
-            index_I = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception as error:  # a malformed header raises errors of many types
+            index_I = map_array_file(path)
+        except Exception as error:  # errors of many types
             raise ImageCorpusError(f"{path} is not a whole array file: {error}") from error
         if index_I.dtype != INDEX:
             raise ImageCorpusError(f"{path} is not the index of image shards; make the corpus again")
