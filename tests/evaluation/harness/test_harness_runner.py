@@ -265,5 +265,5 @@ def test_interrupting_ends_requests(tmp_path: Path, cache: OutputCache) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_tasks(Endless(right), {"sums": SumConfig()}, tmp_path, tmp_path / "out", cache, RunOptions(threads=2))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 15
     assert not (tmp_path / "out" / "results.json").exists()

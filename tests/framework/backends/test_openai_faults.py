@@ -212,7 +212,7 @@ def test_a_flood_ends_at_the_deadline(text: str) -> None:
             limited.respond_blocking("x")
         with pytest.raises(EndpointTimeoutError, match=r"complete reply within 0\.3 s"):
             fm.LanguageModelSession(model=model_at(endpoint.url, total_seconds=0.3)).respond_blocking("x")
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 15
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_slow_reader_notices_the_deadline() -> None:
         with pytest.raises(EndpointTimeoutError):
             for _ in lines:
                 time.sleep(0.02)
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 15
 
 
 def raw_request(url: str, total_seconds: float) -> http_lines.HttpRequest:
@@ -271,7 +271,7 @@ def test_availability_is_bounded_and_true_during_a_reply(monkeypatch: pytest.Mon
         started = time.monotonic()
         for _ in range(2):
             assert model.is_available() == (False, fm.SystemLanguageModelUnavailableReason.MODEL_NOT_READY)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
         stream = fm.LanguageModelSession(model=model).stream_blocking("x")
         next(stream)
         assert model.is_available() == (True, None)  # without a request

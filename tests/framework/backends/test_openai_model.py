@@ -314,7 +314,7 @@ def test_waiting_for_a_retry_can_be_cancelled() -> None:
         started = time.monotonic()
         with pytest.raises(fm.RequestTimeoutError):
             session.respond_blocking("x")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 15
 
 
 def sent_images(endpoint: Endpoint, request: int) -> list[bytes]:

@@ -248,7 +248,7 @@ def test_connecting_has_a_timeout(is_async: bool) -> None:
         else:
             with fm.tools.from_mcp(server, connect_seconds=0.5):
                 pass
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
     for thread in threading.enumerate():
         if thread.name == "openafm-mcp":
             thread.join(60)
