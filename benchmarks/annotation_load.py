@@ -14,7 +14,6 @@ on the same port several times. An annotator repeats a request that got no reply
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import secrets
 import socket
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+from shared.reporting import hand_in
 
 from openafm.annotation.database import Database
 from openafm.annotation.environments.project import DATABASE, write_sample
@@ -35,6 +35,7 @@ from openafm.annotation.trees.store import TreeStore
 from openafm.annotation.trees.tables import TREES
 from openafm.annotation.trees.tree import EventKind
 
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "annotation_load.json"
 COMMAND = "from openafm.cli.main import main; main()"
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     people, kills, seconds = (8, 2, 30.0) if arguments.quick else (50, 5, 180.0)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder) / "travel", people, kills, seconds)
-    print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    hand_in({"figures": found}, REPORT, arguments)
 
 
 def measure(folder: Path, num_people: int, num_kills: int, seconds: float) -> dict[str, Any]:

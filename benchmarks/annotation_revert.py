@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from shared.reporting import hand_in
 
 from openafm.annotation.database import Database
 from openafm.annotation.environments.pool import ToolPool
@@ -30,6 +31,7 @@ from openafm.annotation.trees.store import TreeStore
 from openafm.annotation.trees.tables import TREES
 from openafm.tokenizer.conversation import ToolCall
 
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "annotation_revert.json"
 TOOLS = '''
 from openafm.annotation.environments.world import World
 
@@ -56,7 +58,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = measure_reverts(Path(folder), num_reverts=50 if arguments.quick else 300)
         found |= compare_random_changes(Path(folder), 300 if arguments.quick else 10_000)
-    print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+    hand_in({"figures": found}, REPORT, arguments)
 
 
 def measure_reverts(folder: Path, *, num_reverts: int, num_turns: int = 200, megabytes: int = 10) -> dict[str, Any]:

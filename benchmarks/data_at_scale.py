@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared.reporting import hand_in
 
 from openafm.core.config import from_dict, to_dict
 from openafm.core.files import write_json
@@ -45,6 +46,7 @@ from openafm.data.shard_manifest import MANIFEST, FileRecord, Manifest, ShardRec
 from openafm.data.shard_writer import write_shards
 from openafm.data.shards import open_shards
 
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "data_at_scale.json"
 NUM_DOCUMENTS = 1_000_000_000
 NUM_SHARDS = 4096
 MEAN_TOKENS = 1000
@@ -197,11 +199,7 @@ def main() -> None:
         print(json.dumps(open_and_read(options.open, options.steps)))
         return
     found = measure(options.quick)
-    if options.json:
-        print(json.dumps(found))
-    else:
-        for name, value in found.items():
-            print(f"{name:24} {value:,.3f}")
+    hand_in({"figures": found}, REPORT, options)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from shared.reporting import hand_in
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "bundle"))
 
 FAMILIES, QUICK_FAMILIES = ("llama", "qwen2", "qwen3", "smollm3"), ("llama", "qwen3")
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "export_parity.json"
 NUM_TOKENS = 64
 _LLAMA_PROGRAM = """
 import json, sys
@@ -148,7 +150,7 @@ def main() -> None:
     own = [value for each in found.values() for name, value in each.items() if name != "llama_cpp"]
     peers = [each["llama_cpp"] for each in found.values() if "llama_cpp" in each]
     result = {"max_difference": max(own), "llama_cpp_difference": max(peers, default=None), "by_family": found}
-    print(json.dumps(result) if arguments.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+    hand_in({"figures": result}, REPORT, arguments)
 
 
 if __name__ == "__main__":

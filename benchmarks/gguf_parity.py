@@ -9,19 +9,22 @@ GGUFError; `types` names the types compared. `--json` prints one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared.reporting import hand_in
 
 from openafm.bundle.gguf import GGUFError, read_gguf
 from openafm.bundle.gguf.types import TENSOR_TYPES
 
 BLOCKS, QUICK_BLOCKS = 200_000, 20_000
 MUTATIONS, QUICK_MUTATIONS = 20_000, 5_000
+
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "gguf_parity.json"
 
 
 def wrong_values(num_blocks: int) -> dict[str, int]:
@@ -116,7 +119,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     result = figures(quick=arguments.quick)
-    print(json.dumps(result) if arguments.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+    hand_in({"figures": result}, REPORT, arguments)
 
 
 if __name__ == "__main__":

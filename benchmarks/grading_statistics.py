@@ -16,20 +16,23 @@ Graders of different skill compare systems of known strength; some judgments are
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
+from pathlib import Path
 
 import choix
 import krippendorff
 import numpy as np
 import statsmodels.api
+from shared.reporting import hand_in
 from statsmodels.stats.inter_rater import cohens_kappa as peer_kappa
 from statsmodels.stats.proportion import proportion_confint
 
 from openafm.annotation.statistics.agreement import Level, cohens_kappa, krippendorff_alpha
 from openafm.annotation.statistics.intervals import wilson
 from openafm.annotation.statistics.ratings import Comparisons, Ratings, fit_ratings
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "grading_statistics.json"
 
 
 def simulated_counts(generator: np.random.Generator, num_systems: int, log_tie: float | None) -> list[Comparisons]:
@@ -142,7 +145,7 @@ def main() -> None:
         result[name] = max(difference(generator) for _ in range(rounds))
         print(f"{name}: largest difference {result[name]:.1e} over {rounds} rounds", file=sys.stderr)
     result = {"largest_difference": max(result.values()), **result, "rounds": rounds}
-    print(json.dumps(result) if arguments.json else f"largest difference {result['largest_difference']:.1e}")
+    hand_in({"figures": result}, REPORT, arguments)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from shared.reporting import hand_in
 
 os.environ.setdefault("OPENAFM_THREADS", "1")
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "guided_vs_llamacpp.json"
 EXIT_WITHOUT_PEER = 3
 PROMPT_TOKENS, MAX_TOKENS = 64, 300
 SCHEMA: dict[str, Any] = {
@@ -221,7 +223,7 @@ def main() -> None:
     parser.add_argument("--peer-python", default=os.environ.get("OPENAFM_LLAMA_PYTHON"), help="has llama-cpp-python")
     arguments = parser.parse_args()
     result = figures(QUICK if arguments.quick else FULL, arguments.peer_python)
-    print(json.dumps(result) if arguments.json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+    hand_in({"figures": result}, REPORT, arguments)
     sys.exit(0 if result["ratio"] is not None else EXIT_WITHOUT_PEER)
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from shared.reporting import hand_in
 
 from openafm.serving.config import ServerConfig
 from openafm.serving.private.chunks import ChunkOpener, ChunkSealer
@@ -40,6 +41,7 @@ from openafm.serving.private.release_log import ReleaseLog
 from openafm.serving.private.statements import SOFTWARE_ONLY
 from openafm.serving.private.verification import Trust, check_node, decode_proofs, encode_proofs
 
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "private_compute.json"
 PROMPT = "Note: dinner with {canary} at 7."
 CHARACTERS = '0123456789abcdefXYZ+=/ \n"{}'
 
@@ -59,7 +61,7 @@ def main() -> None:
         figures: dict[str, Any] = mutations(folder / "node", log, num_mutations)
         say(f"{figures['refused']} of {figures['tampered']} mutations refused")
         figures |= deployment(folder, log, num_requests)
-    print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))
+    hand_in({"figures": figures}, REPORT, options)
 
 
 def mutations(node_folder: Path, log: ReleaseLog, number: int) -> dict[str, int]:
