@@ -226,7 +226,7 @@ def statistics(project: ProjectOption, database: DatabaseOption = "", json: Json
     with _opened(project, database) as (_, store, _):
         from openafm.annotation.trees.statistics import statistics as compute
 
-        found = compute({item["id"]: store.events(item["id"]) for item in store.items()})
+        found = compute(store.logs())
     if json:
         print_json(found)
     else:
@@ -243,8 +243,7 @@ def progress(project: ProjectOption, database: DatabaseOption = "", json: JsonOp
         from openafm.annotation.trees.progress import progress as compute
 
     with _opened(project, database) as (read, store, _):
-        logs = {item["id"]: store.events(item["id"]) for item in store.items()}
-        found = compute(logs, Accounts(store.database).names(), read.config.title)
+        found = compute(store.logs(), Accounts(store.database).names(), read.config.title)
     if json:
         print_json(found.to_dict())
     else:

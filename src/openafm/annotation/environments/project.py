@@ -28,6 +28,8 @@ from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.errors import OpenAFMError
 from openafm.tokenizer.conversation import ToolCall
 
+FREE = "free"
+"""The id of the scenario of free conversations: the annotator writes the query."""
 SAMPLES = {
     "calendar": "calendar and contacts",
     "shop": "a shop and its orders",
@@ -200,6 +202,16 @@ def read_project(path: Path) -> Project:
     )
 
 
+def check_new_folder(path: Path) -> None:
+    """Check that a project can be written to a folder.
+
+    Raises:
+        ProjectError: it has files, or is a file.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ProjectError(f"{path} is not an empty folder; choose a new one")
+
+
 def write_sample(name: str, path: Path) -> None:
     """Write a sample project to a new folder.
 
@@ -208,8 +220,7 @@ def write_sample(name: str, path: Path) -> None:
     """
     if name not in SAMPLES:
         raise ProjectError(f"there is no sample {name!r:.50}; the samples are {', '.join(SAMPLES)}")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ProjectError(f"{path} is not an empty folder; choose a new one")
+    check_new_folder(path)
     with writing_to(path), as_file(files("openafm.annotation.environments.samples").joinpath(name)) as source:
         shutil.copytree(source, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from openafm.annotation.environments.project import ProjectError, Scenario, read_project
+from openafm.annotation.environments.project import Scenario, read_project
 from openafm.annotation.environments.seed import quoted
 from openafm.annotation.environments.tool_functions import ToolFileError
 from openafm.annotation.environments.world import World
@@ -114,16 +114,6 @@ class CopiedPackage:
 
     def _taken(self) -> dict[str, types.ModuleType]:
         return {key: sys.modules.pop(key) for key in list(sys.modules) if key.split(".")[0] == self._root}
-
-
-def check_new_folder(project: Path) -> None:
-    """Check that a project can be written to a folder.
-
-    Raises:
-        ProjectError: it has files, or is a file.
-    """
-    if project.exists() and (not project.is_dir() or any(project.iterdir())):
-        raise ProjectError(f"{project} is not an empty folder; choose a new one")
 
 
 def check_unchanged(folder: Path, parts: Sequence[str], digest: str) -> None:

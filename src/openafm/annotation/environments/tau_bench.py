@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openafm.annotation.environments.project import Scenario
+from openafm.annotation.environments.project import Scenario, check_new_folder
 from openafm.annotation.environments.task_copies import (
     CopiedPackage,
     ProjectFiles,
     Rows,
     TaskImport,
-    check_new_folder,
     check_unchanged,
     code_digest,
     read_tables,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openafm.annotation.environments.project import ProjectError, Scenario
-from openafm.annotation.environments.task_copies import ProjectFiles, Rows, TaskImport, check_new_folder, code_digest
+from openafm.annotation.environments.project import ProjectError, Scenario, check_new_folder
+from openafm.annotation.environments.task_copies import ProjectFiles, Rows, TaskImport, code_digest
 from openafm.annotation.environments.tool_sandbox import CODE, MESSAGES, SandboxLibrary, sandbox_tools
 from openafm.tokenizer.schema_text import compact_json
 

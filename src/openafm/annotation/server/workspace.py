@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project, ProjectError, Scenario
+from openafm.annotation.environments.project import FREE, Project, ProjectError, Scenario
 from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.people.accounts import Accounts, Person
 from openafm.annotation.progress import Progress
@@ -21,8 +21,6 @@ from openafm.framework.backends.language_model import LanguageModel
 PRESENCE_SECONDS = 15.0
 MAX_RUNS = 8
 """Runs of the model that a person may have at a time."""
-FREE = "free"
-"""The id of items without a scenario: the annotator writes the query."""
 
 
 class Workspace:
@@ -131,8 +129,7 @@ class Workspace:
 
     def progress(self) -> Progress:
         """Return the progress of the project by person."""
-        logs = {item["id"]: self.store.events(item["id"]) for item in self.store.items()}
-        return progress(logs, self.accounts.names(), self.project.config.title)
+        return progress(self.store.logs(), self.accounts.names(), self.project.config.title)
 
     def overview(self) -> dict[str, Any]:
         """Return what the page shows of the project."""

@@ -138,6 +138,10 @@ class TreeStore:
             for row in rows
         ]
 
+    def logs(self) -> dict[str, list[Event]]:
+        """Return the events of all items by item."""
+        return {item["id"]: self.events(item["id"]) for item in self.items()}
+
     def append(
         self,
         item: str,
