@@ -3,37 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
-import uvicorn
+from servers import running
 from starlette.types import ASGIApp
 
 from openafm.annotation.web import WebConfig
-from openafm.serving.server import bind, uvicorn_config
 
 
 @contextlib.contextmanager
 def running_app(app: ASGIApp, config: WebConfig | None = None) -> Iterator[str]:
     """Run an application and yield its URL."""
-    settings = (config or WebConfig(port=0)).server()
-    with bind(settings) as bound:
-        server = uvicorn.Server(uvicorn_config(settings, app))
-        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 60
-        while not server.started and thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert server.started
-        try:
-            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(30)
-            assert not thread.is_alive()
+    with running(app, (config or WebConfig(port=0)).server()) as url:
+        yield url
 
 
 class Browser:

@@ -1,7 +1,4 @@
-"""The signed manifest of a server: adapters with their bases, files, sizes and digests.
-
-On the wire: {"manifest": "<JSON text>", "key": "<public key>", "signature": "<of the text's UTF-8 bytes>"}.
-"""
+"""The signed manifest of a server: adapters with their bases, files, sizes and digests."""
 
 from __future__ import annotations
 
@@ -11,31 +8,21 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 from openafm.adapters.delivery.errors import UntrustedDeliveryError
-from openafm.adapters.delivery.keys import check_signature, public_key, sign
+from openafm.adapters.delivery.signed_text import FILE_NAME, OfferedFile, open_text, sign_text
 from openafm.adapters.metadata import AdapterNameError, adapter_identifier, check_name
 from openafm.adapters.package import DRAFT_FILES, FILE_PATTERNS, METADATA, WEIGHTS, IncompleteDraftError
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
-from openafm.core.files import matches
 
 FORMAT, FORMAT_VERSION = "openafm.adapters", 1
-_FILE = r"(draft/(recovery\.fmadapter/)?)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfferedFile(Config):
-    """A file of an adapter's folder. The path has no `..` and no hidden parts."""
+class OfferedAdapterFile(OfferedFile):
+    """A file of an adapter's folder."""
 
-    path: str
-    bytes: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        self.require(
-            re.fullmatch(_FILE, self.path) is not None and matches(self.path, FILE_PATTERNS),
-            f"{self.path!r:.120} is not the path of a file of an adapter",
-        )
-        self.require(self.bytes >= 0, f"'{self.path}' has a size of {self.bytes} bytes")
-        self.require(re.fullmatch("[0-9a-f]{64}", self.sha256) is not None, f"'{self.path}' needs a SHA-256 in hex")
+    OWNER = "an adapter"
+    PATH = r"(draft/(recovery\.fmadapter/)?)?" + FILE_NAME
+    PATTERNS = FILE_PATTERNS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +31,7 @@ class OfferedAdapter(Config):
 
     name: str
     baseModelSignature: str
-    files: tuple[OfferedFile, ...]
+    files: tuple[OfferedAdapterFile, ...]
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -103,12 +90,6 @@ def sign_manifest(manifest: AdapterManifest, private_key: str) -> bytes:
     return sign_text(json.dumps(to_dict(manifest), ensure_ascii=False, separators=(",", ":")), private_key)
 
 
-def sign_text(text: str, private_key: str) -> bytes:
-    """Return JSON with a text, its signature and the public key."""
-    signed = {"manifest": text, "key": public_key(private_key), "signature": sign(text.encode(), private_key)}
-    return json.dumps(signed, ensure_ascii=False).encode()
-
-
 def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
     """Return a verified manifest. Without a trusted key the manifest's own key is used, which the caller must remember.
 
@@ -123,20 +104,3 @@ def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
         raise
     except (ValueError, ConfigError, AdapterNameError, RecursionError) as error:
         raise UntrustedDeliveryError(f"the signed manifest is invalid: {error}") from error
-
-
-def open_text(data: bytes, trusted_key: str | None) -> tuple[str, str]:
-    """Return a text signed by `sign_text`, and the key that verified it.
-
-    Raises:
-        UntrustedDeliveryError: it is not signed with the trusted key.
-    """
-    try:
-        signed = json.loads(data)
-        text, key, signature = (signed[part] for part in ("manifest", "key", "signature"))
-        if not all(isinstance(part, str) for part in (text, key, signature)):
-            raise TypeError("its parts must be strings")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UntrustedDeliveryError(f"not a signed manifest ({error}); check the URL of the server") from error
-    check_signature(text.encode("utf-8", "surrogatepass"), signature, trusted_key or key)
-    return text, trusted_key or key

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from openafm.adapters.delivery.errors import DeliverySetupError
-from openafm.adapters.delivery.manifest import AdapterManifest, OfferedAdapter, OfferedFile, sign_manifest
+from openafm.adapters.delivery.manifest import AdapterManifest, OfferedAdapter, OfferedAdapterFile, sign_manifest
 from openafm.adapters.package import (
     METADATA,
     AdapterError,
@@ -119,11 +119,11 @@ def _offered(adapter: AdapterPackage) -> OfferedAdapter:
     )
 
 
-def _offered_file(root: Path, name: str) -> OfferedFile:
+def _offered_file(root: Path, name: str) -> OfferedAdapterFile:
     try:
         with open_regular(root, name) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return OfferedFile(path=name, bytes=os.fstat(file.fileno()).st_size, sha256=digest)
+            return OfferedAdapterFile(path=name, bytes=os.fstat(file.fileno()).st_size, sha256=digest)
     except NotAFileError as error:
         raise AdapterError(f"{error}; copy the file into the adapter") from error
 

@@ -14,22 +14,12 @@ from typing import Protocol
 
 from openafm.adapters.delivery.errors import UnreachableError, UntrustedDeliveryError
 from openafm.adapters.delivery.http import Download, chunks
+from openafm.adapters.delivery.signed_text import OfferedFile
 from openafm.core.files import OutOfSpaceError, file_digest, room_for
 from openafm.core.progress import Progress, progress
 
 MAX_MANIFEST_BYTES = 4 << 20
 _PART = "[0-9a-f]" * 64 + ".*.part"
-
-
-class OfferedFile(Protocol):
-    """A file that a manifest lists."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def sha256(self) -> str: ...
 
 
 class Offer(Protocol):

@@ -7,32 +7,22 @@ import re
 from dataclasses import dataclass
 
 from openafm.adapters.delivery.errors import UntrustedDeliveryError
-from openafm.adapters.delivery.manifest import open_text, sign_text
+from openafm.adapters.delivery.signed_text import FILE_NAME, OfferedFile, open_text, sign_text
 from openafm.bundle.signature import SIGNATURE_LENGTH
 from openafm.bundle.store import FILE_PATTERNS
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
-from openafm.core.files import matches
 
 FORMAT, FORMAT_VERSION = "openafm.bundles", 1
 REQUIRED = ("config.json", "tokenizer.json", "chat_template.json", "signature.json")
-_FILE = r"(recovery\.fmadapter/)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfferedBundleFile(Config):
-    """A file of a bundle. The path has no `..` and no hidden parts."""
+class OfferedBundleFile(OfferedFile):
+    """A file of a bundle."""
 
-    path: str
-    bytes: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        self.require(
-            re.fullmatch(_FILE, self.path) is not None and matches(self.path, FILE_PATTERNS),
-            f"{self.path!r:.120} is not the path of a file of a bundle",
-        )
-        self.require(self.bytes >= 0, f"'{self.path}' has a size of {self.bytes} bytes")
-        self.require(re.fullmatch("[0-9a-f]{64}", self.sha256) is not None, f"'{self.path}' needs a SHA-256 in hex")
+    OWNER = "a bundle"
+    PATH = r"(recovery\.fmadapter/)?" + FILE_NAME
+    PATTERNS = FILE_PATTERNS
 
 
 @dataclass(frozen=True, kw_only=True)
