@@ -106,11 +106,12 @@ def test_an_absent_device_leaves_no_files(tmp_path: Path, no_gpu: pytest.MonkeyP
     assert not (tmp_path / "run").exists()
 
 
-def _open_on(folder: Path, findings: dict[int, tuple[str, str]], processes: Processes) -> None:
-    """Open the processes of a run whose ranks find these cards, or these errors."""
-    card, error = findings[processes.rank]
+def _open_on(folder: Path, findings: dict[int, tuple[str, str, int]], processes: Processes) -> None:
+    """Open the processes of a run whose ranks find these cards or errors, and this memory in GiB."""
+    card, error, memory = findings[processes.rank]
     patched = pytest.MonkeyPatch()
     patched.setattr("openafm.training.distributed.processes.describe_device", lambda device: card)
+    patched.setattr("openafm.training.distributed.processes.device_memory", lambda device: (0, memory << 30))
     if error:
         patched.setattr(DeviceConfig, "find", lambda *_, **__: (_ for _ in ()).throw(DeviceError(error)))
     store = torch.distributed.FileStore(str(folder / "store"), processes.world)
@@ -126,11 +127,14 @@ def _open_on(folder: Path, findings: dict[int, tuple[str, str]], processes: Proc
 @pytest.mark.parametrize(
     ("findings", "message"),
     [
-        ({0: ("a", ""), 1: ("a", "torch finds no GPU")}, "rank 1: torch finds no GPU"),
-        ({0: ("H100", ""), 1: ("A100", "")}, "rank 0 has H100, rank 1 has A100; use machines with equal cards"),
+        ({0: ("a", "", 1), 1: ("a", "torch finds no GPU", 1)}, "rank 1: torch finds no GPU"),
+        ({0: ("H100", "", 1), 1: ("A100", "", 1)}, "rank 0 has H100, rank 1 has A100; use machines with equal cards"),
+        ({0: ("A100", "", 40), 1: ("A100", "", 80)}, "rank 0 has 40 GiB of memory, rank 1 has 80 GiB of memory; use"),
     ],
 )
-def test_all_ranks_refuse_what_one_of_them_finds(findings: dict[int, tuple[str, str]], message: str, tmp_path: Path) -> None:
+def test_all_ranks_refuse_what_one_of_them_finds(
+    findings: dict[int, tuple[str, str, int]], message: str, tmp_path: Path
+) -> None:
     together(2, partial(_open_on, tmp_path, findings))
     for rank in range(2):
         assert message in json.loads((tmp_path / f"{rank}.json").read_text())

@@ -33,10 +33,12 @@ class DeviceConfig(Config):
             a run whose machine has GPUs, but fewer than processes, is refused.
         collective_seconds: NCCL ends a process whose collective takes longer. It is longer than the watchdog's timeouts,
             so that the watchdog reports a hang first.
+        check_memory: refuse a run on CUDA whose planned peak memory is above the free memory of the device.
     """
 
     kind: DeviceKind = "auto"
     collective_seconds: float = 3600.0
+    check_memory: bool = True
 
     def __post_init__(self) -> None:
         self.require(self.collective_seconds > 0, f"collective_seconds must be above 0, got {self.collective_seconds}")
@@ -122,6 +124,17 @@ def describe_device(device: torch.device) -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def device_memory(device: torch.device) -> tuple[int, int] | None:
+    """Return the bytes that this process can allocate on a GPU, and those of the GPU; None for other devices."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + unused, total
 
 
 def host_copies(tensors: list[Tensor]) -> list[Tensor]:

@@ -29,7 +29,7 @@ class Evaluator:
         rank, world = parallelism.data_rank, parallelism.data_world
         parallelism.processes.run_on_all(lambda: config.data.prepare(*machine_share()))
         loader = parallelism.processes.run_on_all(lambda: config.data.build(rank, world, verification="first_use"))
-        batches = [loader.batch(step) for step in range(config.num_batches)]
+        batches = parallelism.processes.run_on_all(lambda: [loader.batch(step) for step in range(config.num_batches)])
         self._by_source = {
             source.name: [parallelism.part_of_rows(_rows_of(batch, source.name)) for batch in batches]
             for source in loader.sources

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from openafm.training.distributed.processes import Processes
     from openafm.training.snapshot import TrainingSnapshot
 
+T = TypeVar("T")
 Phase = Literal["data_wait", "evaluation", "checkpoint"]
 """What a run spends time on besides optimizer steps."""
 
@@ -96,10 +97,11 @@ class Observer:
 
 @dataclass(frozen=True)
 class Requests:
-    """The combined requests of all observers of all ranks."""
+    """The combined requests of all observers of all ranks. `is_broken` is True if a rank has no next batch."""
 
     stop: bool
     save: bool
+    is_broken: bool = False
 
 
 class Observers:
@@ -129,14 +131,19 @@ class Observers:
         for observer in self._observers:
             observer.on_save(snapshot)
 
-    def requests(self) -> Requests:
+    def requests(self, is_broken: bool = False) -> Requests:
         """Combine the requests of all ranks; raise if background work of any rank has failed."""
-        stop, save, failed = self._processes.any_rank(
+        stop, save, failed, broken = self._processes.any_rank(
             any(observer.requests_stop for observer in self._observers),
             any(observer.requests_save for observer in self._observers),
             any(observer.has_failed for observer in self._observers),
+            is_broken,
         )
         if failed:
             for observer in self._observers:
                 observer.raise_failure()
-        return Requests(stop, save)
+        return Requests(stop, save, broken)
+
+    def raised_together(self, work: Callable[[], T]) -> T:
+        """Run `work` on every rank; if it fails on one, all raise an error with its reason."""
+        return self._processes.run_on_all(work)

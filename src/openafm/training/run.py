@@ -31,7 +31,7 @@ from openafm.training.checkpoints.folder import intact_checkpoint, newest_checkp
 from openafm.training.checkpoints.record import CheckpointRecord
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import TrainerConfig
-from openafm.training.device import describe_device
+from openafm.training.device import describe_device, device_memory
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, machine_share, open_processes
 from openafm.training.distributed.watchdog import watchdog
@@ -46,6 +46,7 @@ from openafm.training.observability.reporting import MetricsReporter, ProgressRe
 from openafm.training.observability.samples import Sampler, SampleReporter
 from openafm.training.observability.stragglers import StragglerReporter
 from openafm.training.observers import Observer
+from openafm.training.planning.fit import check_memory
 from openafm.training.resuming import resume_notes
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState
@@ -98,6 +99,7 @@ def train(
 
     Raises:
         DeviceError: the device of the config is absent or differs between processes.
+        DeviceMemoryError: a step needs more memory than the device has free.
         MeshError: the processes, the model and `config.parallel` do not fit together.
         FolderInUseError: another run trains in this folder.
         AnotherRunError: the folder holds a run of another config or on other data.
@@ -124,7 +126,7 @@ def train(
         watching = opened.enter_context(
             watchdog(config.watchdog, output / f"hang-{ranks.rank}.txt", lambda: recorder.write_waiting("hang"))
         )
-        ranks.run_on_all(lambda: _check(config))
+        ranks.run_on_all(lambda: _check(config, ranks))
         ranks.run_on_main(lambda: _lock_folder(output, opened))
         recorder.open()
         ranks.run_on_all(lambda: config.data.prepare(*machine_share(), verify=verify_data))  # each machine does all of it
@@ -170,9 +172,12 @@ def train(
     return result
 
 
-def _check(config: TrainerConfig) -> None:
+def _check(config: TrainerConfig, ranks: Processes) -> None:
     _check_vocabularies(config)
     config.objective.check(config)
+    sizes = device_memory(ranks.device)
+    if sizes is not None and config.device.check_memory:
+        check_memory(config, ranks.world, sizes[0])
 
 
 def _lock_folder(output: Path, opened: ExitStack) -> None:

@@ -6,8 +6,9 @@ Shapes: B rows of a batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -37,6 +38,20 @@ class NonFiniteError(OpenAFMError):
         self.step, self.origins = step, origins
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """The next batch of this rank, or the error of reading it."""
+
+    batch: Batch | None = None
+    failure: Exception | None = None
+
+    def result(self) -> Batch:
+        if self.batch is None:
+            assert self.failure is not None
+            raise self.failure
+        return self.batch
+
+
 class Trainer:
     """Advance a training state, one batch of the source at a time."""
 
@@ -51,29 +66,44 @@ class Trainer:
         """Train to the last step or until an observer requests a stop; evaluate, also before the first step; save.
 
         Raises:
+            RemoteRankError: another rank cannot read its next batch; that rank raises the error of its data.
             NonFiniteError: a loss or gradient is not finite.
             OutOfSpaceError: a checkpoint does not fit on the disk.
         """
         state, events = self.state, Observers(observers, self.state.parallelism.processes)
         if evaluator is not None and state.step == 0:
             self._evaluate(evaluator, events)
-        saved_step, requests = state.step, events.requests()
+        saved_step = state.step
+        # Several ranks combine their requests after they have read: a rank that cannot read then ends all of them.
+        reads_first = state.parallelism.world > 1
         with closing(self.source.batches(state.step)) as batches:
-            while state.step < state.num_steps and not requests.stop:
-                with events.phase("data_wait"):
-                    wait_start_s = perf_counter()
-                    batch = next(batches)
-                    self._data_wait_s = perf_counter() - wait_start_s
+            while True:
+                is_last = state.step >= state.num_steps
+                reading = self._read(batches, events) if reads_first and not is_last else None
+                requests = events.requests(reading is not None and reading.failure is not None)
+                if requests.save and state.step != saved_step:
+                    self._save(events)
+                    saved_step = state.step
+                if is_last or requests.stop:
+                    break
+                reading = reading or self._read(batches, events)
+                batch = events.raised_together(reading.result) if requests.is_broken else reading.result()
                 result = self.update(batch)
                 events.on_step(result)
                 if evaluator is not None and result.is_due(evaluator.every_steps):
                     self._evaluate(evaluator, events)
-                requests = events.requests()
-                if requests.save:
-                    self._save(events)
-                    saved_step = state.step
         if state.step != saved_step:
             self._save(events)
+
+    def _read(self, batches: Iterator[Batch], events: Observers) -> _Reading:
+        with events.phase("data_wait"):
+            wait_start_s = perf_counter()
+            try:
+                reading = _Reading(batch=next(batches))
+            except Exception as failure:
+                reading = _Reading(failure=failure)
+            self._data_wait_s = perf_counter() - wait_start_s
+        return reading
 
     def _evaluate(self, evaluator: Evaluator, events: Observers) -> None:
         with events.phase("evaluation"):

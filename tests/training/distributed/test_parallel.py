@@ -21,9 +21,13 @@ from parallel_runs import train as train_combination
 from tiny_runs import exit_code, in_child, write_corpus
 
 from openafm.core.errors import OpenAFMError
+from openafm.data.batch import Batch
+from openafm.data.loader import Loader
+from openafm.data.shard_manifest import ShardError
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
+from openafm.training.config import CheckpointConfig
 from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import train
@@ -145,6 +149,35 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_pa
     assert 0 < steps[0] < config.budget.num_steps
     (newest, *_) = checkpoint_paths(output / "checkpoints")
     assert open_checkpoint(newest).record.step == steps[0]
+
+
+def test_a_rank_that_cannot_read_its_data_ends_all_with_the_reason(corpus: Path, tmp_path: Path) -> None:
+    """In the middle of a run; the step before is complete, and its checkpoint is saved."""
+    output = tmp_path / "run"
+    config = Combination(model="tracks", axes={"track": 2}).config(corpus)
+    config = replace(config, evaluation=None, checkpoint=CheckpointConfig(every_steps=1))
+
+    def run(processes: Processes) -> None:
+        patched = pytest.MonkeyPatch()
+        read = Loader.batch
+
+        def damaged(loader: Loader, step: int) -> Batch:
+            if processes.rank == 1 and step == 3:
+                raise ShardError("shard 0 is damaged")
+            return read(loader, step)
+
+        patched.setattr(Loader, "batch", damaged)
+        with pytest.raises(OpenAFMError) as raised:
+            train(config, output, processes=processes)
+        found = f"{type(raised.value).__name__} {raised.value} {raised.value.shared}"
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps(found))
+
+    together(2, run)
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [
+        "RemoteRankError process 1: shard 0 is damaged True",
+        "ShardError shard 0 is damaged True",
+    ]
+    assert open_checkpoint(checkpoint_paths(output / "checkpoints")[0]).record.step == 3
 
 
 def one_fails() -> list[str]:

@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.processes import rank, world_size
-from openafm.training.device import DeviceConfig, DeviceError, describe_device
+from openafm.training.device import DeviceConfig, DeviceError, describe_device, device_memory
 from openafm.training.distributed.rendezvous import fresh_store
 
 T = TypeVar("T")
@@ -156,6 +156,7 @@ class _Finding:
 
     error: str | None = None
     card: str = ""
+    memory: str = ""
     versions: str = ""
 
 
@@ -169,7 +170,9 @@ def _agreed_device(config: DeviceConfig, store: Store, number: int, world: int) 
     device = torch.device("cpu")
     try:
         device = config.find(*machine_share(), world=world)
-        finding = _Finding(card=describe_device(device), versions=versions)
+        sizes = device_memory(device)
+        memory = "" if sizes is None else f"{sizes[1] / (1 << 30):.0f} GiB of memory"
+        finding = _Finding(card=describe_device(device), memory=memory, versions=versions)
     except DeviceError as error:
         finding = _Finding(error=str(error))
     store.set(f"device/{number}", json.dumps(asdict(finding)))
@@ -186,7 +189,8 @@ def _disagreement(findings: list[_Finding]) -> str:
     for number, finding in enumerate(findings):
         if finding.error is not None:
             return f"rank {number}: {finding.error}"
-    for what, remedy in (("versions", "install the same versions"), ("card", "use machines with equal cards")):
+    cards = "use machines with equal cards"
+    for what, remedy in (("versions", "install the same versions"), ("card", cards), ("memory", cards)):
         values = [getattr(finding, what) for finding in findings]
         other = next((number for number, value in enumerate(values) if value != values[0]), None)
         if other is not None:
