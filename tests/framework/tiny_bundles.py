@@ -66,12 +66,10 @@ def write_tiny_bundle(
     )
 
 
-def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) -> Bundle:
-    """Write a 2-bit bundle for the native engine."""
-    torch.set_num_threads(1)
-    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
-    config = shared_kv_decoder(
-        vocab_size=tokenizer.vocab_size,
+def _wide(vocab_size: int, context_length: int) -> DecoderConfig:
+    """Return a decoder whose widths divide into groups of 32."""
+    return shared_kv_decoder(
+        vocab_size=vocab_size,
         dim=64,
         num_own_layers=2,
         num_shared_layers=2,
@@ -81,12 +79,27 @@ def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) ->
         hidden_dim=96,
         context_length=context_length,
     )
-    decoder = _decoder(config, seed)
+
+
+def write_wide_bundle(path: Path, seed: int = 3, context_length: int = 512) -> Bundle:
+    """Write a bundle in fp32 whose matrices can be rounded to groups of 32."""
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
+    decoder = _decoder(_wide(tokenizer.vocab_size, context_length), seed)
+    tensors = {name: tensor.detach().numpy() for name, tensor in decoder.state_dict().items()}
+    return write_bundle(path, config=decoder.config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
+
+
+def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) -> Bundle:
+    """Write a 2-bit bundle for the native engine."""
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
+    decoder = _decoder(_wide(tokenizer.vocab_size, context_length), seed)
     qat = QATConfig()
     qat.install(decoder)
     return write_bundle(
         path,
-        config=config,
+        config=decoder.config,
         tokenizer=tokenizer,
         template=ChatTemplate(),
         tensors=packed_tensors(decoder),

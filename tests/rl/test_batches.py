@@ -54,8 +54,8 @@ def test_every_sample_is_counted_once() -> None:
 
 def test_stale_tokens_are_marked_and_no_sample_gives_an_empty_batch() -> None:
     found = batch(groups([trajectory(version=3), trajectory(version=2)]), step=3).batch
-    is_stale = {bool(value) for value in found.token_fields["is_stale"][found.loss_mask_BS]}
-    assert is_stale == {True, False}
+    is_off_policy = {bool(value) for value in found.token_fields["is_off_policy"][found.loss_mask_BS]}
+    assert is_off_policy == {True, False}
     assert batch(groups([trajectory(error="x"), trajectory(error="x")])).batch.num_rows == 0
 
 

@@ -54,6 +54,10 @@ def train(
         int | None,
         typer.Option(help="Optimizer updates by which samples may be older than the weights; 0 is synchronous training."),
     ] = None,
+    generator_weights: Annotated[
+        Literal["full", "int8", "int4"] | None,
+        typer.Option(help="Weights that generators sample with: those of the policy, or rounded on the native engine."),
+    ] = None,
     changes: SetOption = None,
     plugins: PluginsOption = None,
     output: Annotated[
@@ -69,7 +73,10 @@ def train(
 
     name = name or f"{recipe}-{size or find_rl_recipe(recipe).sizes[-1]}"
     bundle_place(name)  # raises for an invalid name before the training
-    config = prepare_rl_run(recipe, size, start=start, lag=lag, changes=parse_changes(changes), plugins=plugins or ())
+    options = {} if generator_weights is None else {"generator_weights": generator_weights}
+    config = prepare_rl_run(
+        recipe, size, start=start, lag=lag, changes=options | parse_changes(changes), plugins=plugins or ()
+    )
     chosen = (
         RayConfig(address=ray_address, num_workers=generators) if executor == "ray" else LocalConfig(num_workers=generators)
     )

@@ -77,10 +77,13 @@ def step_batch(
     step: int,
     lag: int,
     row_tokens: int,
+    is_rounded: bool = False,
     rank: int = 0,
     world: int = 1,
 ) -> StepBatch:
     """Return the batch of update number `step`, counted from 0, with the samples rank, rank + world, ... of the groups.
+
+    `is_rounded` is True if generators sampled with rounded weights; every token then needs an importance weight.
 
     Raises:
         RowLengthError: a sample is longer than `row_tokens`.
@@ -106,7 +109,7 @@ def step_batch(
         num_equal += max(plain) == min(plain)
     figures = _figures([each for each, _ in trained], step, num_stale, errors)
     return StepBatch(
-        batch=_packed(trained[rank::world], step, row_tokens),
+        batch=_packed(trained[rank::world], None if is_rounded else step, row_tokens),
         figures=StepFigures(
             **figures,
             equal_groups=num_equal / max(len(spreads), 1),
@@ -151,8 +154,11 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _packed(samples: Sequence[tuple[Trajectory, float]], step: int, row_tokens: int) -> Batch:
-    """Pack samples into rows: each in the first row with room for it, the longest first."""
+def _packed(samples: Sequence[tuple[Trajectory, float]], present: int | None, row_tokens: int) -> Batch:
+    """Pack samples into rows: each in the first row with room for it, the longest first.
+
+    `present` is the version of the weights whose tokens are on-policy; None if no token is.
+    """
     rows: list[list[tuple[Trajectory, float]]] = []
     lengths: list[int] = []
     for sample in sorted(samples, key=lambda pair: -_length(pair[0])):
@@ -168,22 +174,22 @@ def _packed(samples: Sequence[tuple[Trajectory, float]], step: int, row_tokens: 
             lengths.append(0)
         rows[row].append(sample)
         lengths[row] += length
-    return _batch(rows, max(lengths, default=1), step)
+    return _batch(rows, max(lengths, default=1), present)
 
 
 def one_row(trajectories: Sequence[Trajectory]) -> Batch:
     """Return a batch of one row with the samples in order and without advantages, to compute log-probabilities."""
-    return _batch([[(each, 0.0) for each in trajectories]], sum(map(_length, trajectories)), step=0)
+    return _batch([[(each, 0.0) for each in trajectories]], sum(map(_length, trajectories)), present=0)
 
 
 def _length(trajectory: Trajectory) -> int:
     return len(trajectory.prompt_tokens) + len(trajectory.tokens_N)
 
 
-def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, step: int) -> Batch:
+def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, present: int | None) -> Batch:
     shape = (len(rows), width)
     tokens_BS, targets_BS = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    loss_mask_BS, is_stale_BS = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    loss_mask_BS, is_off_policy_BS = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     advantages_BS, behavior_BS = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     support_BSV = _empty_support(rows, shape)
     documents = []
@@ -197,7 +203,7 @@ def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, step: int) ->
             loss_mask_BS[row, answer] = each.loss_mask_N
             advantages_BS[row, start:stop] = advantage
             behavior_BS[row, answer] = each.log_probs_N
-            is_stale_BS[row, answer] = each.versions_N < step
+            is_off_policy_BS[row, answer] = True if present is None else each.versions_N < present
             if support_BSV is not None and each.support_NV is not None:
                 support_BSV[row, answer] = each.support_NV
             documents.append(Span(row, start, stop))
@@ -205,7 +211,7 @@ def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, step: int) ->
     fields: dict[str, npt.NDArray[Any]] = {
         "advantages": advantages_BS,
         "behavior_log_probs": behavior_BS,
-        "is_stale": is_stale_BS,
+        "is_off_policy": is_off_policy_BS,
     }
     return Batch(
         tokens_BS=tokens_BS,

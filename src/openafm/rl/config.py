@@ -48,6 +48,9 @@ class RLConfig(Config):
         max_rows: samples that a generator decodes together.
         engine: `fastest` samples with the native engine where it can take new weights of the policy, else with torch; its
             log-probabilities differ from those of the trainer by rounding (about 1e-5). `torch` always samples with torch.
+        generator_weights: `full` samples with the policy. `int8` and `int4` round its matrices to groups of 8 or 4 bits on
+            the native engine, again at each version, with 8-bit activations, keys and values; the recorded log-probabilities
+            are those of the rounded policy, and every token has an importance weight.
         task_seconds: wall time of a task after which its generator counts as hung and is replaced.
         max_attempts: a task that fails as often is dropped, with its prompts.
         samples_logged: samples of each step in the log.
@@ -79,6 +82,7 @@ class RLConfig(Config):
     groups_per_task: int = 1
     max_rows: int = MAX_ROWS
     engine: Literal["fastest", "torch"] = "fastest"
+    generator_weights: Literal["full", "int8", "int4"] = "full"
     task_seconds: float = 600.0
     max_attempts: int = 3
     samples_logged: int = 2
@@ -94,6 +98,14 @@ class RLConfig(Config):
         self.require(
             isinstance(objective, PolicyObjectiveConfig),
             f"trainer.objective must be a policy objective such as RLOOConfig, got {type(objective).__name__}",
+        )
+        self.require(
+            self.generator_weights == "full" or self.engine == "fastest",
+            f"generator_weights {self.generator_weights} needs the native engine; use engine fastest, got {self.engine}",
+        )
+        self.require(
+            self.generator_weights == "full" or getattr(objective, "truncation", 1.0) is not None,
+            f"generator_weights {self.generator_weights} needs importance weights: set trainer.objective.truncation",
         )
         samples = self.trainer.data.rows_per_step
         self.require(

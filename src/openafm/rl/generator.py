@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import from_dict
 from openafm.core.files import read_document
 from openafm.core.registry import load_plugins
@@ -24,6 +23,7 @@ from openafm.rl.batches import one_row
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
+from openafm.rl.engines import policy_engine, reference_policy, start_bundle
 from openafm.rl.events import EventLog
 from openafm.rl.reference import reference_log_probs
 from openafm.rl.rewards.base import Reward
@@ -74,10 +74,10 @@ class TrajectoryGenerator:
     """A replica: an engine with the policy, one with the reference if the KL divergence counts, and the rewards."""
 
     def __init__(self, config: RLConfig, folder: Path, part: str) -> None:
-        bundle = open_bundle(_start(config))
+        bundle = start_bundle(config)
         self._config = config
-        self._engine = _policy_engine(config)
-        self._reference = _reference(bundle, self._engine) if config.objective.kl_weight else None
+        self._engine = policy_engine(config)
+        self._reference = reference_policy(bundle, self._engine) if config.objective.kl_weight else None
         self._tokenizer = bundle.tokenizer
         self._decoder = GroupDecoder(
             self._engine,
@@ -202,40 +202,3 @@ def score(reward: Reward, group: DecodedGroup) -> list[Score]:
 def sample_seed(seed: int, group: int, index: int) -> int:
     """Return the seed of a sample."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {group} {index}".encode(), digest_size=16).digest(), "big")
-
-
-def _policy_engine(config: RLConfig) -> Engine:
-    """Return an engine with the policy's modules; an adapter that is trained is installed."""
-    from openafm.runtime.engines.torch_engine import TorchEngine
-    from openafm.training.initialization import untrained_model
-
-    if config.trainer.adapter is None:
-        return _bundle_engine(config)
-    return TorchEngine(untrained_model(config.trainer).model)
-
-
-def _bundle_engine(config: RLConfig) -> Engine:
-    from openafm.runtime.engines.selection import open_engine
-    from openafm.runtime.engines.torch_engine import TorchEngine
-    from openafm.runtime.native.support import takes_new_weights
-
-    bundle = open_bundle(_start(config))
-    if config.engine == "fastest" and takes_new_weights(bundle):
-        return open_engine(bundle, num_threads=1, full_precision="native")
-    return TorchEngine.open(bundle)
-
-
-def _reference(bundle: Bundle, policy: Engine) -> Decoder | Engine:
-    """Return the reference policy: an engine if the policy's steps do not depend on the batch, else a decoder."""
-    from openafm.bundle.decoder import load_decoder
-
-    if policy.combines:
-        from openafm.runtime.engines.selection import open_engine
-
-        return open_engine(bundle, num_threads=1, full_precision="native")
-    return load_decoder(bundle).requires_grad_(False)
-
-
-def _start(config: RLConfig) -> str:
-    assert config.trainer.from_bundle is not None, "checked by the run"
-    return config.trainer.from_bundle

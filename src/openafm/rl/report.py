@@ -30,6 +30,8 @@ CURVES = {
     "length": "tokens per sample",
     "lag": "updates since the sampling weights",
     "gradient_norm": "gradient norm",
+    "log_ratio": "|log ratio| of policy and sampling weights, per token",
+    "effective_share": "effective share of the tokens of a sample",
 }
 COUNTERS = ("generated", "trained", "stale", "dropped", "in_flight")
 _SHOWN_SAMPLES = 40
@@ -148,8 +150,8 @@ def _figure(report: Report) -> Figure | None:
         return None
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 9), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(3, 2).ravel(), CURVES.items(), strict=True):
+    figure = Figure(figsize=(10, 12), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(4, 2).ravel(), CURVES.items(), strict=True):
         points = [(line["step"], line[name]) for line in report.lines if name in line]
         axes.plot([step for step, _ in points], [value for _, value in points], linewidth=1.2)
         axes.set(title=title, xlabel="step")

@@ -25,6 +25,7 @@ from openafm.core.terminal import escaped
 from openafm.rl.batches import StepFigures
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
+from openafm.rl.engines import check_rounding
 from openafm.rl.events import EventLog
 from openafm.rl.pool import GeneratorPool, Generators, InlineGenerator
 from openafm.rl.updater import ReplaySource, StepReporter, WeightPublisher
@@ -72,12 +73,14 @@ def train_policy(
 
     Raises:
         PolicyRunError: the config lacks a start bundle or a number of steps.
+        RoundedPolicyError: the generators cannot round the weights of this policy.
         AnotherRunError: the folder holds a run of another config.
         FolderInUseError: another process runs in this folder.
         OpenAFMError: errors of training, of the files of the run, and of prompts and rewards.
     """
     bundle = _start_bundle(config)
     config = _resolved(config, bundle)
+    check_rounding(config, bundle)
     with stop_on_signals() as stop, ExitStack() as opened:
         opened.enter_context(folder_lock(folder))
         _write_config(config, folder)

@@ -63,6 +63,7 @@ class ReplaySource:
                 step=step,
                 lag=self._config.lag,
                 row_tokens=self._config.trainer.data.row_tokens,
+                is_rounded=self._config.generator_weights != "full",
             )
             self.figures = assembled.figures
             yield assembled.batch

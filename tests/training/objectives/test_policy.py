@@ -17,6 +17,7 @@ from openafm.core.config import ConfigError
 from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.models.spans import Span
+from openafm.training.objectives.policy import PolicyTokens
 from openafm.training.objectives.policy_config import (
     GRPOConfig,
     PolicyObjectiveConfig,
@@ -30,7 +31,7 @@ PROMPT, ANSWERS = 5, (4, 7, 2, 6)
 REWARDS = np.array([1.0, 0.0, 0.5, 0.0])
 
 
-def sampled_batch(advantages: np.ndarray, log_ratio: float = 0.0, is_stale: bool = False) -> Batch:
+def sampled_batch(advantages: np.ndarray, log_ratio: float = 0.0, is_off_policy: bool = False) -> Batch:
     """Return four samples of one prompt, two to a row, with behavior log-probabilities of the tiny model plus noise."""
     rng = np.random.default_rng(3)
     shape = (2, 24)
@@ -47,7 +48,7 @@ def sampled_batch(advantages: np.ndarray, log_ratio: float = 0.0, is_stale: bool
         targets_BS=np.roll(tokens, -1, 1),
         loss_mask_BS=mask,
         documents=tuple(documents),
-        token_fields={**fields, "is_stale": np.full(shape, is_stale)},
+        token_fields={**fields, "is_off_policy": np.full(shape, is_off_policy)},
     )
     behavior = log_probs(model(), batch).detach().numpy() - log_ratio
     return replace(batch, token_fields={**batch.token_fields, "behavior_log_probs": behavior.astype(np.float32)})
@@ -131,10 +132,34 @@ def test_chunks_and_microbatches_add_up_to_the_same_gradient(monkeypatch: pytest
 def test_importance_weights_apply_to_stale_tokens_and_are_truncated() -> None:
     advantages = leave_one_out(REWARDS)
     fresh, _ = loss_and_gradient(RLOOConfig(), sampled_batch(advantages, log_ratio=0.5))
-    stale, _ = loss_and_gradient(RLOOConfig(truncation=100.0), sampled_batch(advantages, log_ratio=0.5, is_stale=True))
-    truncated, _ = loss_and_gradient(RLOOConfig(truncation=1.25), sampled_batch(advantages, log_ratio=0.5, is_stale=True))
+    stale, _ = loss_and_gradient(RLOOConfig(truncation=100.0), sampled_batch(advantages, log_ratio=0.5, is_off_policy=True))
+    truncated, _ = loss_and_gradient(
+        RLOOConfig(truncation=1.25), sampled_batch(advantages, log_ratio=0.5, is_off_policy=True)
+    )
     assert stale.item() == pytest.approx(fresh.item() * np.exp(0.5), rel=1e-5)
     assert truncated.item() == pytest.approx(fresh.item() * 1.25, rel=1e-5)
+
+
+def test_the_effective_share_of_a_sample_falls_with_the_spread_of_its_weights() -> None:
+    weights, ones = torch.tensor([1.0, 1.0, 1.0, 3.0]), torch.ones(4)
+    tokens = PolicyTokens(
+        log_probs_N=ones,
+        entropy_N=ones,
+        advantages_N=ones,
+        behavior_log_probs_N=ones,
+        is_off_policy_N=ones.bool(),
+        sample_N=torch.tensor([0, 0, 1, 1]),
+        num_samples=2,
+    )
+    assert tokens.effective_share(weights).item() == pytest.approx(1 + 16 / (2 * 10))
+
+
+def test_figures_of_importance_weights_are_logged() -> None:
+    batch = sampled_batch(leave_one_out(REWARDS), log_ratio=0.5, is_off_policy=True)
+    parts = RLOOConfig(num_tokens=NUM_TOKENS).build()(model(), batch).parts
+    assert parts["log_ratio"].item() == pytest.approx(0.5 * len(ANSWERS), rel=1e-4)
+    assert parts["effective_share"].item() == pytest.approx(len(ANSWERS))
+    assert parts["off_policy_tokens"].item() == len(ANSWERS)
 
 
 def test_all_objectives_have_the_gradient_of_the_policy_on_fresh_samples() -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.compression.int8_rows import with_vision_in_float
+from openafm.compression.numerics import Numerics
 from openafm.core.errors import UsageError
 from openafm.core.processes import finalize
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -28,9 +29,9 @@ from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddingsError,
 from openafm.runtime.native.library import VERSION, kernel_names, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.support import takes_new_weights
-from openafm.runtime.native.update import packed_update
+from openafm.runtime.native.update import packed_update, with_numerics
 from openafm.runtime.native.vision import VisionTower
-from openafm.runtime.native.weights import open_weights
+from openafm.runtime.native.weights import open_weights, rounded_weights
 
 MOST_THREADS = 256
 _NOTHING = np.empty(0, np.float32)
@@ -86,6 +87,7 @@ class NativeEngine(Engine):
     Args:
         num_threads: `OPENAFM_THREADS` if not given, else the number of available processors.
         kernels: one of `kernel_names`; `OPENAFM_KERNELS` if not given, else the best.
+        numerics: formats to which this engine rounds the weights of a full-precision bundle, now and at every update.
 
     Raises:
         NativeBuildError: the native runtime cannot be compiled here.
@@ -106,6 +108,7 @@ class NativeEngine(Engine):
         *,
         num_threads: int | None = None,
         kernels: str | None = None,
+        numerics: Numerics | None = None,
     ) -> None:
         adapter = adapter or bundle.recovery_adapter
         if adapter is not None:
@@ -113,16 +116,19 @@ class NativeEngine(Engine):
         super().__init__(
             vocab_size=bundle.config.vocab_size,
             context_length=bundle.config.context_length,
-            signature=f"native {VERSION} {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}",
+            signature=f"native {VERSION} {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}"
+            + ("" if numerics is None else f" rounded to {numerics.weights}"),
         )
-        self._bundle, self._dim = bundle, bundle.config.dim
+        self._takes_new_weights = takes_new_weights(bundle)
+        self._bundle, self._dim = bundle if numerics is None else with_numerics(bundle, numerics), bundle.config.dim
         self._tower: VisionTower | None = None  # loaded for the first image
         self._loading_tower = threading.Lock()
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads
         self.kernels = chosen_kernels(library) if kernels is None else kernels
         self._adapter, self._first_signature = adapter, self.signature
-        self._weights, self._owns_weights = open_weights(bundle, library), False
+        self._weights = open_weights(bundle, library) if numerics is None else rounded_weights(self._bundle, library)
+        self._owns_weights = numerics is not None
         self._model = self._new_model(library)
 
     def _new_model(self, library: ctypes.CDLL) -> NativeModel:
@@ -150,7 +156,7 @@ class NativeEngine(Engine):
             WeightUpdateError: the bundle is compressed or has a vision encoder, the version is not above the present one, or
                 a name or shape is not one of the bundle's.
         """
-        if not takes_new_weights(self._bundle):
+        if not self._takes_new_weights:
             super().update_weights(tensors, version)
         if version <= self.weights_version:
             raise WeightUpdateError(f"weights version {version} is not above the present {self.weights_version}")

@@ -1,10 +1,11 @@
-"""New weights of a training step in the kernels' layout. Imports no tensor library.
+"""New weights of a training step in the kernels' layout, in full precision or rounded. Imports no tensor library.
 
 Shapes: R outputs, I inputs, D a norm's or bias's length.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Mapping
 from typing import Any
@@ -13,16 +14,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
+from openafm.compression.grouped import FORMATS
+from openafm.compression.numerics import Numerics
 from openafm.core.config import nearest
 from openafm.runtime.engines.base import WeightUpdateError
-from openafm.runtime.native.layout import layouts, packed_codes, tensor_name, vectors
+from openafm.runtime.native.layout import PANEL_ROWS, MatrixLayout, layouts, packed_codes, tensor_name, vectors
+
+
+def with_numerics(bundle: Bundle, numerics: Numerics) -> Bundle:
+    """Return a view of a bundle that declares other numerics; its stored tensors stay those of the bundle."""
+    view = copy.copy(bundle)
+    view.numerics = numerics
+    return view
 
 
 def packed_update(bundle: Bundle, tensors: Mapping[str, Any], library: ctypes.CDLL) -> dict[str, NDArray[np.uint8]]:
-    """Return the new bytes of sections by name. `tensors` are arrays or torch tensors by parameter name.
+    """Return the new bytes of sections by name. `tensors` are fp32 arrays or torch tensors by parameter name.
+
+    Matrices whose numerics are groups or rows of 4 or 8 bits are rounded to nearest.
 
     Raises:
         WeightUpdateError: a name or shape is not one of the bundle's.
+        CompressionError: a matrix that is rounded is not finite, or exceeds the scales.
     """
     matrices = {tensor_name(name): layout for name, layout in layouts(bundle).items()}
     lengths = vectors(bundle.config)
@@ -38,8 +51,23 @@ def packed_update(bundle: Bundle, tensors: Mapping[str, Any], library: ctypes.CD
         if layout is None:
             packed[name] = array.view(np.uint8)
         else:
-            packed[layout.name] = packed_codes(layout, {name: stored(array, layout.weights)}, library)
+            packed |= _packed_matrix(layout, name, array, library)
     return packed
+
+
+def _packed_matrix(
+    layout: MatrixLayout, name: str, array_RI: NDArray[np.float32], library: ctypes.CDLL
+) -> dict[str, NDArray[np.uint8]]:
+    """Return the sections of a matrix: its codes, and the scales of its rows in formats that have them."""
+    if layout.weights not in FORMATS:
+        return {layout.name: packed_codes(layout, {name: stored(array_RI, layout.weights)}, library)}
+    tensors = FORMATS[layout.weights].quantize(array_RI, name).tensors(name)
+    sections = {layout.name: packed_codes(layout, tensors, library)}
+    if layout.has_row_scales:
+        scales_R = np.zeros(layout.num_panels * PANEL_ROWS, np.float32)
+        scales_R[: layout.num_outputs] = tensors[f"{name}.scale"]
+        sections[f"{layout.name}.scale"] = scales_R.view(np.uint8)
+    return sections
 
 
 def _array(tensor: Any) -> NDArray[np.float32]:

@@ -30,6 +30,7 @@ from openafm.core.files import OutOfSpaceError, atomic_file
 from openafm.runtime.engines.verified_files import verify_once
 from openafm.runtime.native.build import cache_home, check_private, private_folder, waiting_lock
 from openafm.runtime.native.layout import repacked, sections, stored_tensors
+from openafm.runtime.native.update import packed_update
 
 FORMAT = "openafm.native_weights"
 ALIGNMENT = 64
@@ -74,6 +75,21 @@ def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
         weights = _opened.get(path)
         if weights is None:
             weights = _opened[path] = _from_cache(path, bundle, library)
+    return weights
+
+
+def rounded_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
+    """Return the fp32 tensors of a bundle rounded to its numerics (`with_numerics`), in memory of this process.
+
+    Raises:
+        BundleError: the weights cannot be read or differ from the signed ones.
+        WeightUpdateError: the weights do not fit the config.
+        CompressionError: a matrix is not finite, or exceeds the scales.
+    """
+    header = _header(bundle)
+    weights = NativeWeights(_aligned_room(header.num_bytes), header.offsets)
+    for name, packed in packed_update(bundle, bundle.tensors(), library).items():
+        weights.write(name, packed)
     return weights
 
 

@@ -5,7 +5,7 @@ The token fields of a batch are aligned with the targets:
 
     advantages          float32 [B, S], equal for all tokens of a sample
     behavior_log_probs  float32 [B, S], natural log of each target's probability when it was sampled
-    is_stale            bool [B, S], True where older weights than the present ones sampled the target
+    is_off_policy       bool [B, S], True where other weights than the present ones sampled the target: older or rounded
     support             uint8 [B, S, V/8], bit mask of the tokens that the grammar allowed; absent if all were allowed
 
 Shapes: B rows, S tokens of a row, N tokens that carry loss, C tokens of a chunk, D model dim, V vocabulary.
@@ -45,7 +45,7 @@ class PolicyTokens:
     entropy_N: Tensor
     advantages_N: Tensor
     behavior_log_probs_N: Tensor
-    is_stale_N: Tensor
+    is_off_policy_N: Tensor
     sample_N: Tensor
     num_samples: int
 
@@ -54,9 +54,21 @@ class PolicyTokens:
         counts = torch.bincount(self.sample_N, minlength=self.num_samples).clamp(min=1)
         return (values_N / counts[self.sample_N]).sum()
 
+    def effective_share(self, weights_N: Tensor) -> Tensor:
+        """Return the sum over samples of (sum of weights)^2 / (tokens * sum of squared weights)."""
+        sums, squares, counts = (
+            torch.zeros(self.num_samples, device=weights_N.device).index_add_(0, self.sample_N, each_N)
+            for each_N in (weights_N, weights_N.square(), torch.ones_like(weights_N))
+        )
+        return (sums.square() / (counts * squares).clamp(min=torch.finfo(sums.dtype).tiny)).sum()
+
 
 class PolicyObjective(ABC):
-    """Base of the objectives. `Losses.count` is the number of samples; the parts are means over the tokens of a sample."""
+    """Base of the objectives. `Losses.count` is the number of samples; the parts are means over the tokens of a sample.
+
+    `log_ratio` is the mean of |log pi - log pi_old|; `effective_share` the effective sample size of a sample's importance
+    weights as a share of its tokens, 1 if all weights are equal.
+    """
 
     def __init__(self, config: PolicyObjectiveConfig) -> None:
         self._config = config
@@ -72,7 +84,9 @@ class PolicyObjective(ABC):
             parts = {
                 "entropy": tokens.mean_per_sample(tokens.entropy_N),
                 "off_policy_kl": tokens.mean_per_sample(difference_N),
-                "stale_tokens": tokens.mean_per_sample(tokens.is_stale_N.float()),
+                "log_ratio": tokens.mean_per_sample(difference_N.abs()),
+                "effective_share": tokens.effective_share(self.weights(tokens)),
+                "off_policy_tokens": tokens.mean_per_sample(tokens.is_off_policy_N.float()),
                 "clipped_tokens": tokens.mean_per_sample(self.is_clipped(tokens).float()),
             }
         return Losses(
@@ -88,6 +102,10 @@ class PolicyObjective(ABC):
         """Return the sum of the losses of the samples, a differentiable scalar."""
 
     @abstractmethod
+    def weights(self, tokens: PolicyTokens) -> Tensor:
+        """Return the importance weights of the tokens, without gradient [N]."""
+
+    @abstractmethod
     def is_clipped(self, tokens: PolicyTokens) -> Tensor:
         """Return which tokens' weights are at their bound [N]."""
 
@@ -100,18 +118,18 @@ class RLOO(PolicyObjective):
         self._truncation = config.truncation
 
     def loss(self, tokens: PolicyTokens) -> Tensor:
-        weights_N = self._weights(tokens)
+        weights_N = self.weights(tokens)
         return -(tokens.advantages_N * weights_N * tokens.log_probs_N).sum()
 
     def is_clipped(self, tokens: PolicyTokens) -> Tensor:
-        return self._weights(tokens) == self._truncation if self._truncation else torch.zeros_like(tokens.is_stale_N)
+        return self.weights(tokens) == self._truncation if self._truncation else torch.zeros_like(tokens.is_off_policy_N)
 
-    def _weights(self, tokens: PolicyTokens) -> Tensor:
+    def weights(self, tokens: PolicyTokens) -> Tensor:
         ones_N = torch.ones_like(tokens.advantages_N)
         if self._truncation is None:
             return ones_N
         ratios_N = (tokens.log_probs_N.detach() - tokens.behavior_log_probs_N).exp().clamp(max=self._truncation)
-        return torch.where(tokens.is_stale_N, ratios_N, ones_N)
+        return torch.where(tokens.is_off_policy_N, ratios_N, ones_N)
 
 
 class PPOClip(PolicyObjective):
@@ -123,6 +141,9 @@ class PPOClip(PolicyObjective):
 
     def loss(self, tokens: PolicyTokens) -> Tensor:
         return self._token_losses(tokens).sum()
+
+    def weights(self, tokens: PolicyTokens) -> Tensor:
+        return self._ratios(tokens).detach().clamp(self._low, self._high)
 
     def is_clipped(self, tokens: PolicyTokens) -> Tensor:
         ratios_N = self._ratios(tokens)
@@ -167,7 +188,7 @@ def policy_tokens(states: TargetStates, batch: Batch, config: PolicyObjectiveCon
         entropy_N=entropy_N,
         advantages_N=field("advantages", torch.float32),
         behavior_log_probs_N=field("behavior_log_probs", torch.float32),
-        is_stale_N=field("is_stale", torch.bool),
+        is_off_policy_N=field("is_off_policy", torch.bool),
         sample_N=torch.from_numpy(sample_BS).flatten()[states.indices_N.cpu()].to(device),
         num_samples=len(batch.documents),
     )

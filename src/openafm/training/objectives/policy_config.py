@@ -54,7 +54,7 @@ class RLOOConfig(PolicyObjectiveConfig):
     standard deviation. The loss of a sample is -advantage * log pi(sample).
 
     Attributes:
-        truncation: the largest importance weight. Tokens that older weights sampled are weighted by
+        truncation: the largest importance weight. Tokens that older or rounded weights sampled are weighted by
             min(pi / pi_old, truncation), without gradient; tokens of the present weights by 1. None: all by 1.
     """
 
