@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,6 +70,24 @@ def plan(
         bool,
         typer.Option("--trace", help="Also run the step of one rank under fake tensors: its collectives and its memory."),
     ] = False,
+    study: Annotated[
+        bool, typer.Option("--study", help="Simulate the whole run with failures instead, on five kinds of chips.")
+    ] = False,
+    tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for --study.")] = 13.4e12,
+    efficiency: Annotated[
+        float, typer.Option(help="Speed of a real step relative to that of the plan, which is at peak rates; for --study.")
+    ] = 0.5,
+    mtbf_hours: Annotated[
+        float | None, typer.Option(help="Hours of one chip between failures, for --study; default: those of 16,384 H100.")
+    ] = None,
+    restart_seconds: Annotated[float, typer.Option(help="Seconds from a failure to the next step, for --study.")] = 600.0,
+    save_seconds: Annotated[float, typer.Option(help="Seconds that a checkpoint stalls training, for --study.")] = 5.0,
+    price: Annotated[
+        list[str] | None, typer.Option(help="Price of a chip-hour, as in h100=2.5; repeat it for other chips; for --study.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a PNG of the goodput over the checkpoint interval of --chip; for --study.")
+    ] = None,
     plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -94,6 +113,28 @@ def plan(
         ),
     )
     axes = Axes(context=context, shard=shard, expert=expert, track=track)
+    if study:
+        _refuse_with_study(
+            trace=trace,
+            memory=memory,
+            peak_flops=peak_flops,
+            bandwidth=bandwidth,
+            slice_bandwidth=slice_bandwidth,
+            axes=axes != Axes(),
+        )
+        from openafm.cli.plan_study import compare_chips, parse_prices
+        from openafm.training.planning.study import Assumptions
+
+        assumptions = Assumptions(
+            tokens=tokens,
+            efficiency=efficiency,
+            mtbf_hours=mtbf_hours,
+            restart_seconds=restart_seconds,
+            save_seconds=save_seconds,
+            prices=parse_prices(price or []),
+        )
+        compare_chips(size, devices, slices, workload, assumptions, plotted=stated, plot=plot, json=json)
+        return
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
     traced = None
     if trace:
@@ -118,6 +159,13 @@ def parse_bytes(text: str) -> int:
     if match is None or match[2].upper() not in _UNITS:
         raise UsageError(f"'{text}' is not a memory size; write it as 95GiB or 80GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _refuse_with_study(**options: object) -> None:
+    """Refuse options that a study of several kinds of chips ignores."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UsageError(f"--study compares kinds of chips and layouts of its own; leave out {', '.join(given)}")
 
 
 def _chip(chip: Chip, memory: str | None, flops: dict[str, float], inside: float | None, across: float | None) -> Chip:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
@@ -51,6 +52,12 @@ class MeshShape:
     def data_world(self) -> int:
         """Return the number of data ranks: groups along `context` and `track` read the same rows."""
         return self.replicate * self.shard * self.expert
+
+    def reach(self, axis: str) -> int:
+        """Return how many neighboring processes an axis spans, with those of all faster axes; of `a+b` the wider one."""
+        sizes = list(self.axes.items())
+        slowest = min(index for index, (name, _) in enumerate(sizes) if name in axis.split("+"))
+        return prod(size for _, size in sizes[slowest:])
 
     def vocabulary_ranks(self, vocab_size: int) -> int:
         """Return over how many ranks the loss divides a vocabulary: those of `track`, if they divide it evenly."""

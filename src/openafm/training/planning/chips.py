@@ -31,6 +31,8 @@ class Chip:
         attends_in_fp32: attention computes in fp32 in every precision, as on a CPU.
         allocator_share: freed memory that the allocator keeps, relative to the memory that a step allocates and frees.
         card: the name that the driver reports, if these are the rates of that very card.
+        domain: devices that are connected at the rate `inside`; None for all of a slice.
+        mtbf_hours: hours of one device between failures that interrupt a run.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Chip:
     attends_in_fp32: bool = False
     allocator_share: float = 0.0
     card: str | None = None
+    domain: int | None = None
+    mtbf_hours: float = 16_384 * 54 * 24 / 419  # 419 interruptions of 16,384 H100 in 54 days (arXiv 2407.21783)
 
 
 _ONE_NIC = 50e9  # a network card of 400 Gbit/s for each GPU, as in the makers' reference servers of eight
@@ -55,6 +59,7 @@ _CHIPS = (
         inside=450e9,
         across=_ONE_NIC,
         card="NVIDIA H100 80GB HBM3",
+        domain=8,
     ),
     Chip(
         name="h200",
@@ -63,6 +68,7 @@ _CHIPS = (
         inside=450e9,
         across=_ONE_NIC,
         card="NVIDIA H200",
+        domain=8,
     ),
     # HGX at 1,000 W; NVLink 5 has 1,800 GB/s in both directions together.
     Chip(
@@ -72,6 +78,7 @@ _CHIPS = (
         inside=900e9,
         across=_ONE_NIC,
         card="NVIDIA B200",
+        domain=8,
     ),
     # Seven links of 128 GB/s in both directions together.
     Chip(
@@ -81,6 +88,7 @@ _CHIPS = (
         inside=448e9,
         across=_ONE_NIC,
         card="AMD Instinct MI300X",
+        domain=8,
     ),
     # One core of the machine of docs/benchmarks.md, measured on products of 1024 x 1024 matrices; processes exchange through
     # memory. glibc keeps freed blocks that do not fit the next allocations: the median over training steps of the nano sizes

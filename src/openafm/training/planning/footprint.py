@@ -7,7 +7,7 @@ counts with autograd's hooks. All of it is for the device's tracks and experts, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from openafm.models.accounting import layer_parameters, outside_parameters, track_norm_parameters
 from openafm.models.activations import INDEX_BYTES, MASTER_BYTES, Microbatch
@@ -85,11 +85,11 @@ class DecoderFootprint:
     loss_kept: int
     loss_working: int
 
-    @property
+    @cached_property
     def weights(self) -> Weights:
         return sum((layer.weights for layer in self.layers), start=self.outside)
 
-    @property
+    @cached_property
     def activations(self) -> int:
         """Return the bytes that the forward pass keeps for the backward pass."""
         return sum(layer.kept for layer in self.layers) + self.ends + self.loss_kept
@@ -99,7 +99,7 @@ class DecoderFootprint:
         """Return the largest additional memory of the loss and of a layer's backward pass."""
         return max(self.loss_working, self.layer_working)
 
-    @property
+    @cached_property
     def layer_working(self) -> int:
         """Return the largest additional memory of a layer's backward pass."""
         return max(layer.working for layer in self.layers)
@@ -120,11 +120,11 @@ class DecoderFootprint:
             gradients += 0 if has_gradients else MASTER_BYTES * layer.weights.total
         return max(peak, left + gradients + 2 * MASTER_BYTES * self.vocabulary.total)
 
-    @property
+    @cached_property
     def casts(self) -> Weights:
         return sum((layer.casts for layer in self.layers), start=Weights())
 
-    @property
+    @cached_property
     def matrices(self) -> int:
         return sum(layer.matrices for layer in self.layers)
 
@@ -142,6 +142,7 @@ def decoder_weights(config: DecoderConfig) -> Weights:
     return layers + Weights(dense=outside)
 
 
+@lru_cache(maxsize=256)
 def decoder_footprint(
     config: DecoderConfig,
     part: DeviceShare,

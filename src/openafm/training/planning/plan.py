@@ -211,7 +211,10 @@ class Plan:
         return self.chip.flops[self.workload.precision]
 
     def seconds(self, collective: Collective) -> float:
-        return collective.inside / self.chip.inside + collective.across / self.chip.across
+        """Return the time at the rates of the links. Axes that reach beyond a chip's domain use the network."""
+        reach = self.shape.reach(collective.axis)
+        within = self.chip.inside if self.chip.domain is None or reach <= self.chip.domain else self.chip.across
+        return collective.inside / within + collective.across / self.chip.across
 
     @cached_property
     def step_seconds(self) -> float:

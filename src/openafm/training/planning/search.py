@@ -106,7 +106,7 @@ def _laid_out(model: DecoderConfig, chip: Chip, shape: MeshShape, workload: Work
 
 def _largest_microbatch(plan: Plan) -> Plan:
     """Return the plan with the most rows at once that fit, or one row, unless the workload gives them."""
-    if plan.workload.microbatch_rows is not None or plan.fits:
+    if plan.workload.microbatch_rows is not None or plan.microbatch_rows == 1 or plan.fits:
         return plan
     smallest = replace(plan, microbatch_rows=1)
     while smallest.fits and not plan.fits:
