@@ -163,7 +163,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("qwen3.attention.sliding_window", 64, "sliding window"),
         ("qwen3.attention.value_length", 8, "value_length differs"),
         ("qwen3.attention.head_count", 0, "value|head"),
-        ("tokenizer.ggml.model", "llama", "the tokenizer is SentencePiece"),
+        ("tokenizer.ggml.model", "t5", "the tokenizer is Unigram"),
         ("tokenizer.ggml.pre", "quen2", "pre-tokenizer 'quen2'.*did you mean 'qwen2'"),
         ("tokenizer.ggml.merges", ["a"], "not two tokens"),
         ("tokenizer.ggml.token_type", [1, 1], "token_type"),

@@ -33,7 +33,8 @@ from openafm.tokenizer.conversation import (
     UserTurn,
 )
 from openafm.tokenizer.errors import TokenizerError
-from openafm.tokenizer.imported import ImportedTokenizer, read_tokenizer
+from openafm.tokenizer.files import read_tokenizer
+from openafm.tokenizer.imported import ImportedTokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.tokenizer.template import ChatTemplateError, MalformedAnswerError, opened
 from openafm.tokenizer.tool_calls import tool_calls_schema

@@ -42,7 +42,7 @@ from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.tokenizer.imported import read_tokenizer
+from openafm.tokenizer.files import read_tokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint

@@ -41,7 +41,7 @@ from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a ki
 from openafm.models.reward_config import RewardModelConfig as RewardModelConfig  # a kind of model, as the next ones
 from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.tokenizer.bpe import Tokenizer
-from openafm.tokenizer.imported import read_tokenizer
+from openafm.tokenizer.files import read_tokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.tokenizer.template import BaseChatTemplate
 

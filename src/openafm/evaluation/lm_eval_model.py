@@ -124,8 +124,7 @@ class OpenafmLM(TemplateLM):  # type: ignore[misc]
         closed = turns[:-1] if is_open else turns
         tokens = self._template.encode(self._tokenizer, opened(closed)).tokens
         tokens = [*tokens, *self._template.generation_prompt(self._tokenizer)]
-        text: str = self._encoder.decode(tokens, skip_special_tokens=False)
-        return text + (chat_history[-1]["content"] if is_open else "")
+        return self._tokenizer.spell(tokens) + (chat_history[-1]["content"] if is_open else "")
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **ignored: Any

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import gc
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -122,7 +123,13 @@ class Tokenizer:
         merges: pairs of tokens in the order learned, each token written in the byte alphabet of `characters_of`.
         special_names: spellings of the special tokens, by id.
         pattern: regular expression that splits text into words.
+
+    Attributes:
+        prepend_scheme: where an imported tokenizer inserts a space in front of a text: never, at the start of a whole text
+            (`first`) or also after every special token (`always`). Chat templates write these spaces; `encode` does not.
     """
+
+    prepend_scheme: Literal["never", "first", "always"] = "never"
 
     def __init__(self, merges: Iterable[tuple[str, str]], special_names: Sequence[str] = (), pattern: str = PATTERN) -> None:
         self.merges = tuple(merges)
@@ -221,6 +228,16 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of token ids. Special tokens have no text; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def spell(self, ids: Iterable[int]) -> str:
+        """Return the text of a conversation with its special tokens spelled out, without the spaces of `prepend_scheme`."""
+        names = {id: name for name, id in self.special_ids.items()}
+        text, is_prefixed = "", self.prepend_scheme != "never"
+        for is_special, run in itertools.groupby(ids, key=names.__contains__):
+            part = "".join(map(names.__getitem__, run)) if is_special else self.decode(run)
+            text += part.removeprefix(" ") if is_prefixed and not is_special else part
+            is_prefixed = self.prepend_scheme == "always"
+        return text
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """Return the bytes of token ids: the inverse of `encode_bytes`.

@@ -1,5 +1,7 @@
 """Tokenizers of open-weight models: any byte-level BPE `tokenizer.json`, with the guarantees of `bpe.py`.
 
+`sentence_piece.py` has those without a byte alphabet.
+
 All added tokens are special here, including those that the original tokenizer matches inside text (`<tool_call>`,
 `<think>`). Only a chat template writes them, so no prompt can imitate a turn. All other text encodes as in the original.
 """
@@ -12,11 +14,12 @@ import unicodedata
 from typing import Any
 
 from openafm.tokenizer.backend import make_backend
-from openafm.tokenizer.bpe import SPECIAL_TOKEN_IDS, SpecialTokens, Tokenizer
+from openafm.tokenizer.bpe import SpecialTokens, Tokenizer
 from openafm.tokenizer.byte_alphabet import bytes_of, characters, characters_of
 from openafm.tokenizer.errors import TokenizerError
 
 _MAX_UNUSED = 4096  # ids without a token, in addition to one for each token
+_SUPPORTED = "supported are byte-level BPE, and BPE and Unigram with byte fallback"
 # Texts that must survive encoding and decoding.
 _PROBES = ("a b", "  two\n\n spaces\t", "Kraków 今日は 👍🏽 1234 don't")
 
@@ -30,12 +33,10 @@ class ImportedTokenizer(Tokenizer):
 
     def __init__(self, text: str) -> None:
         try:
-            self._form = _normal_form(json.loads(text))
-            self._vocab: dict[str, int] = dict(self._form["model"]["vocab"])
-            added = {token["content"]: token["id"] for token in self._form["added_tokens"]}
-            _check_unreachable(self._form["model"], added)
-            self._backend = make_backend(json.dumps(self._form, ensure_ascii=False))
-            self._read_bytes(added)
+            self._form = self._normal_form(json.loads(text))
+            added = {token["content"]: token["id"] for token in self._form["added_tokens"] if token["special"]}
+            self._backend = make_backend(json.dumps(self._backend_form(), ensure_ascii=False))
+            self._read_pieces(added)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise TokenizerError(f"not a tokenizer.json ({error!r})") from error
         self._model = self._backend.model
@@ -43,24 +44,47 @@ class ImportedTokenizer(Tokenizer):
         self.special_names, self.merges, self.pattern = tuple(added), (), ""
         self._check_round_trips()
 
-    def _read_bytes(self, added: dict[str, int]) -> None:
-        """Fill the table of bytes by id."""
-        self._bytes = _token_bytes(self._vocab, added)
+    def _normal_form(self, form: dict[str, Any]) -> dict[str, Any]:
+        """Return the file with all added tokens special, and without truncation and padding."""
+        model, normalizer = form["model"], form.get("normalizer")
+        if model.get("dropout"):
+            raise TokenizerError("the tokenizer has BPE dropout, so its output is random; set dropout to null")
+        if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix"):
+            raise TokenizerError(f"the tokenizer is {model.get('type')}; {_SUPPORTED}")
+        if "ByteLevel" not in kinds(form.get("pre_tokenizer")) or "ByteLevel" not in kinds(form.get("decoder")):
+            raise TokenizerError(f"the tokenizer does not work on bytes; {_SUPPORTED}")
+        if set(kinds(normalizer)) - {"NFC", "Sequence"}:
+            raise TokenizerError(f"the tokenizer normalizes text ({', '.join(kinds(normalizer))}); only NFC is supported")
+        added = [token | {"special": True} for token in form["added_tokens"]]
+        return form | {"added_tokens": added, "truncation": None, "padding": None}
+
+    def _backend_form(self) -> dict[str, Any]:
+        """Return the file that the library reads."""
+        return self._form
+
+    def _read_pieces(self, added: dict[str, int]) -> None:
+        """Fill the table of bytes by id, and check that no text encodes to an added token."""
+        model, vocab = self._form["model"], dict[str, int](self._form["model"]["vocab"])
+        _check_unreachable(model, added)
+        self._set_bytes(_token_bytes(vocab, added))
+        if missing := [character for character in characters() if character not in vocab]:
+            raise TokenizerError(f"the vocabulary lacks {len(missing)} of the 256 bytes; {_SUPPORTED}")
+        self._byte_ids = [vocab[character] for character in characters()]
+
+    def _set_bytes(self, found: dict[int, bytes]) -> None:
+        self._bytes = found
         self._size = max(self._bytes, default=-1) + 1
         if self._size > 2 * len(self._bytes) + _MAX_UNUSED:
             raise TokenizerError(
                 f"the tokenizer has {len(self._bytes)} tokens with ids up to {self._size - 1}; too many unused"
             )
         self._bytes |= dict.fromkeys(set(range(self._size)) - self._bytes.keys(), b"")  # unused ids
-        if missing := [character for character in characters() if character not in self._vocab]:
-            raise TokenizerError(f"the vocabulary lacks {len(missing)} of the 256 bytes; only byte-level BPE is supported")
-        self._byte_ids = [self._vocab[character] for character in characters()]
 
     def _check_round_trips(self) -> None:
         """Check that texts survive encoding and that no text encodes to an added token."""
         for probe in _PROBES:
             if self.decode(self.encode(probe)) != probe:
-                raise TokenizerError(f"{probe!r} does not survive encoding and decoding; only byte-level BPE is supported")
+                raise TokenizerError(f"{probe!r} does not survive encoding and decoding; {_SUPPORTED}")
         for name, id in self._added.items():
             if self._backend.token_to_id(name) != id:
                 raise TokenizerError(f"the token {name} has id {id} in the file and another id once loaded")
@@ -89,41 +113,15 @@ class ImportedTokenizer(Tokenizer):
         return self._form
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImportedTokenizer, (self.to_json(),)
+        return type(self), (self.to_json(),)
 
 
-def read_tokenizer(text: str) -> Tokenizer:
-    """Return the tokenizer of a bundle's `tokenizer.json`, trained by openafm or imported.
-
-    Raises:
-        TokenizerError: the text is neither.
-    """
-    is_ours = all(json.dumps(name) in text for name in SPECIAL_TOKEN_IDS)
-    return Tokenizer.from_json(text) if is_ours or '"added_tokens"' not in text else ImportedTokenizer(text)
-
-
-def _normal_form(form: dict[str, Any]) -> dict[str, Any]:
-    """The file with all added tokens special, and without truncation and padding."""
-    model, normalizer = form["model"], form.get("normalizer")
-    if model.get("dropout"):
-        raise TokenizerError("the tokenizer has BPE dropout, so its output is random; set dropout to null")
-    if model.get("type", "BPE") != "BPE" or model.get("byte_fallback") or model.get("continuing_subword_prefix"):
-        kind = "BPE with byte fallback" if model.get("byte_fallback") else model.get("type")
-        raise TokenizerError(f"the tokenizer is {kind}; only byte-level BPE is supported")
-    if "ByteLevel" not in _kinds(form.get("pre_tokenizer")) or "ByteLevel" not in _kinds(form.get("decoder")):
-        raise TokenizerError("the tokenizer does not work on bytes; only byte-level BPE is supported")
-    if set(_kinds(normalizer)) - {"NFC", "Sequence"}:
-        raise TokenizerError(f"the tokenizer normalizes text ({', '.join(_kinds(normalizer))}); only NFC is supported")
-    added = [token | {"special": True} for token in form["added_tokens"]]
-    return form | {"added_tokens": added, "truncation": None, "padding": None}
-
-
-def _kinds(part: dict[str, Any] | None) -> list[str]:
-    """Types of a component of the file, and of the members of a sequence."""
+def kinds(part: dict[str, Any] | None) -> list[str]:
+    """Return the types of a component of the file, and of the members of a sequence."""
     if part is None:
         return []
     below = [*part.get("pretokenizers", ()), *part.get("normalizers", ()), *part.get("decoders", ())]
-    return [str(part["type"]), *(kind for child in below for kind in _kinds(child))]
+    return [str(part["type"]), *(kind for child in below for kind in kinds(child))]
 
 
 def _check_unreachable(model: dict[str, Any], added: dict[str, int]) -> None:

@@ -27,6 +27,7 @@ from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
+from openafm.tokenizer.files import read_imported_tokenizer
 from openafm.tokenizer.imported import ImportedTokenizer
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -63,7 +64,7 @@ def import_gguf(
     tensors = _tensors(read, config)
     text = tokenizer_json(read.metadata)
     try:
-        tokenizer = ImportedTokenizer(text)
+        tokenizer = read_imported_tokenizer(text)
     except TokenizerError as error:
         raise GGUFError(f"the tokenizer of {file} cannot be used: {error}") from error
     template = _chat_template(read.metadata, text, tokenizer, today or datetime.date.today())

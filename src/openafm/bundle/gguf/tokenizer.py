@@ -1,21 +1,24 @@
-"""The tokenizer in a GGUF file's metadata as a `tokenizer.json`, and back. Byte-level BPE only.
+"""The tokenizer in a GGUF file's metadata as a `tokenizer.json`: byte-level BPE (`gpt2`) and SentencePiece BPE (`llama`).
 
-The file names how text is split into words (`tokenizer.ggml.pre`) instead of storing the expression.
+A file with byte-level BPE names how text is split into words (`tokenizer.ggml.pre`) instead of storing the expression. Only
+byte-level BPE is written.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openafm.bundle.gguf.errors import GGUFError
 from openafm.core.config import nearest
 from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.errors import TokenizerError
+from openafm.tokenizer.sentence_piece import SentencePieceTokenizer
+from openafm.tokenizer.sentence_piece_form import CONTROL, NORMAL, UNUSED, USER_DEFINED, Piece, sentence_piece_form
 
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-_KINDS = {"llama": "SentencePiece", "t5": "Unigram", "bert": "WordPiece", "rwkv": "RWKV", "none": "none", "plamo2": "PLaMo"}
+_KINDS = {"t5": "Unigram", "bert": "WordPiece", "rwkv": "RWKV", "none": "none", "plamo2": "PLaMo"}
 
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -52,20 +55,37 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
     """Return the `tokenizer.json` of a file's metadata.
 
     Raises:
-        GGUFError: the tokenizer is not byte-level BPE, splits words in an unknown way, or is incomplete.
+        GGUFError: the tokenizer is of another kind, splits words in an unknown way, or is incomplete.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    if kind != "gpt2":
+    if kind not in ("gpt2", "llama"):
         stated = _KINDS.get(str(kind), kind)
-        raise GGUFError(f"the tokenizer is {stated}; openafm reads byte-level BPE ('gpt2') only")
+        raise GGUFError(f"the tokenizer is {stated}; openafm reads byte-level BPE ('gpt2') and SentencePiece ('llama')")
+    tokens = _texts(metadata, "tokens")
+    types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise GGUFError("tokenizer.ggml.token_type does not have one entry for each token; restore the file")
+    form = _byte_level_form(metadata, tokens, types) if kind == "gpt2" else _sentence_piece_form(metadata, tokens, types)
+    return json.dumps(form, ensure_ascii=False)
+
+
+def _sentence_piece_form(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    scores = metadata.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not all(isinstance(each, float) for each in scores):
+        raise GGUFError("tokenizer.ggml.scores does not have one number for each token; restore the file")
+    pieces = [Piece(*each) for each in zip(tokens, scores, types, strict=True)]
+    has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    try:
+        return sentence_piece_form(pieces, prepend_scheme="always" if has_prefix else "never")
+    except TokenizerError as error:
+        raise GGUFError(str(error)) from error
+
+
+def _byte_level_form(metadata: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     pre = metadata.get("tokenizer.ggml.pre")
     if pre not in PRE_TOKENIZERS:
         hint = nearest(str(pre), list(PRE_TOKENIZERS))
         raise GGUFError(f"the pre-tokenizer '{pre}' is not supported{hint}; import the Hugging Face folder of this model")
-    tokens, merges = _texts(metadata, "tokens"), _texts(metadata, "merges")
-    types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise GGUFError("tokenizer.ggml.token_type does not have one entry for each token; restore the file")
     added = [
         _added(id, token, type)
         for id, (token, type) in enumerate(zip(tokens, types, strict=True))
@@ -74,10 +94,10 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
     model = {
         "type": "BPE",
         "vocab": {token: id for id, (token, type) in enumerate(zip(tokens, types, strict=True)) if type == NORMAL},
-        "merges": [_pair(merge) for merge in merges],
+        "merges": [_pair(merge) for merge in _texts(metadata, "merges")],
         "ignore_merges": pre in _IGNORE_MERGES,
     }
-    form = {
+    return {
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if pre in _NFC else None,
@@ -85,7 +105,6 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
         "decoder": _BYTES,
         "model": model,
     }
-    return json.dumps(form, ensure_ascii=False)
 
 
 def _texts(metadata: Mapping[str, Any], name: str) -> list[str]:
@@ -113,6 +132,8 @@ def file_tokenizer(tokenizer: Tokenizer, num_rows: int, eos: int) -> dict[str, A
     Raises:
         GGUFError: llama.cpp has no name for how this tokenizer splits words.
     """
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        raise GGUFError("tokenizers of SentencePiece are not written as GGUF; export --to hf instead")
     form = json.loads(tokenizer.to_json())
     pre = _pre_name(form)
     tokens = [f"[PAD{id}]" for id in range(num_rows)]

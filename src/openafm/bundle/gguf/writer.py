@@ -137,4 +137,6 @@ def _array(values: Iterable[Any]) -> bytes:
     items = list(values)
     if items and isinstance(items[0], str):
         return struct.pack("<IQ", STRING, len(items)) + b"".join(map(_string, items))
+    if items and isinstance(items[0], float):
+        return struct.pack(f"<IQ{len(items)}f", _F32, len(items), *items)
     return struct.pack(f"<IQ{len(items)}i", _I32, len(items), *items)

@@ -66,7 +66,7 @@ class _Comparison:
         tokens = template.encode(self.tokenizer, opened(turns)).tokens
         if not is_answered:
             tokens += template.generation_prompt(self.tokenizer)
-        ours = self._spelled(tokens)
+        ours = self.tokenizer.spell(tokens)
         tools = [_tool_message(tool) for turn in turns if isinstance(turn, Instructions) for tool in turn.tools]
         messages = messages_of(turns, calls_in_text=passing.calls_in_text)
         theirs = self.jinja.text(messages, tools, prompt=not is_answered, **passing.keywords)
@@ -81,13 +81,6 @@ class _Comparison:
 
     def _without_kept(self, text: str) -> str:
         return text.replace(self.layout.kept, "") if self.layout.kept else text
-
-    def _spelled(self, tokens: Sequence[int]) -> str:
-        names = {id: name for name, id in self.tokenizer.special_ids.items()}
-        runs = itertools.groupby(tokens, key=lambda token: token in names)
-        return "".join(
-            "".join(map(names.__getitem__, run)) if special else self.tokenizer.decode(run) for special, run in runs
-        )
 
 
 def read_chat_template(

@@ -28,6 +28,7 @@ from openafm.compression.numerics import Numerics
 from openafm.core.files import read_document
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
+from openafm.tokenizer.files import read_imported_tokenizer
 from openafm.tokenizer.imported import ImportedTokenizer
 
 _HEAD_BYTES = 1 << 22  # more than the headers of most files
@@ -137,7 +138,7 @@ def _tokenizer(folder: Path) -> ImportedTokenizer:
     if not file.is_file():
         raise HuggingFaceError(f"{file} is missing; other forms of tokenizers (SentencePiece) are not supported")
     try:
-        return ImportedTokenizer(read_document(file).decode())
+        return read_imported_tokenizer(read_document(file).decode())
     except (TokenizerError, UnicodeDecodeError) as error:
         raise HuggingFaceError(f"{file} cannot be used: {error}") from error
 

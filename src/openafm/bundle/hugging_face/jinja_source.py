@@ -44,7 +44,7 @@ def jinja_source(template: BaseChatTemplate, tokenizer: Tokenizer) -> tuple[str,
     match template:
         case ImportedTemplate():
             tokens = template.tokens
-            rows = {
+            rows: dict[str, tuple[str, ...]] = {
                 "start": template.start,
                 "instructions": template.instructions,
                 "user": template.user,
@@ -62,9 +62,22 @@ def jinja_source(template: BaseChatTemplate, tokenizer: Tokenizer) -> tuple[str,
             }
         case _:
             raise HuggingFaceError(f"a {type(template).__name__} has no Jinja form; export supports ChatTemplate")
+    scheme = tokenizer.prepend_scheme
+    for name, row in rows.items():
+        rows[name] = _without_inserted(row, tokens, scheme, is_first=name in ("start", "instructions"))
     parts = {name: _written(row, tokens, has_text=name != "start") for name, row in rows.items()}
     notes = ("the chat template has no tools and no response formats",) if template.can_call_tools else ()
     return _SOURCE.format(**parts), notes
+
+
+def _without_inserted(row: Sequence[str], tokens: Sequence[str], scheme: str, *, is_first: bool) -> tuple[str, ...]:
+    """Return a row without the spaces that the tokenizer inserts by itself."""
+    pieces, is_prefixed = list[str](), is_first and scheme != "never"
+    for piece in row:
+        is_token = piece in tokens
+        pieces.append(piece.removeprefix(" ") if is_prefixed and not is_token else piece)
+        is_prefixed = is_token and scheme == "always"
+    return tuple(pieces)
 
 
 def _written(row: Sequence[str], tokens: Sequence[str], has_text: bool) -> str:

@@ -45,19 +45,32 @@ class TemplateReader:
         self.jinja = jinja
         longest_first = sorted(tokenizer.special_ids, key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._scheme = tokenizer.prepend_scheme
 
-    def row(self, text: str, fields: Mapping[str, str] | None = None) -> Row:
-        """Return text as pieces: tokens, fields instead of markers, fixed texts."""
+    def row(self, text: str, fields: Mapping[str, str] | None = None, *, is_first: bool = False, is_open: bool = False) -> Row:
+        """Return text as pieces: tokens, fields instead of markers, fixed texts, and the spaces that the tokenizer inserts.
+
+        Args:
+            is_first: whether the row begins a conversation.
+            is_open: whether a text follows the row.
+        """
         fields = fields or {}
         pieces: list[str] = []
+        is_prefixed = is_first and self._scheme != "never"
         for part in _cut(text, re.compile("|".join(map(re.escape, fields)) or r"(?!)")):
             if part in fields:
-                pieces.append(fields[part])
+                pieces += [" "] * is_prefixed + [fields[part]]
+                is_prefixed = False
                 continue
             for piece in _cut(part, self._tokens):
-                looks_like_field = FIELD.fullmatch(piece) and not self._tokens.fullmatch(piece)
-                pieces += [piece[:1], piece[1:]] if looks_like_field else [piece]
-        return tuple(pieces)
+                if self._tokens.fullmatch(piece):
+                    pieces.append(piece)
+                    is_prefixed = self._scheme == "always"
+                    continue
+                written = f" {piece}" if is_prefixed else piece
+                pieces += [written[:1], written[1:]] if FIELD.fullmatch(written) else [written]
+                is_prefixed = False
+        return (*pieces, *[" "] * (is_open and is_prefixed))
 
     def tokens_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
         """Return the tokens in rows."""
@@ -86,7 +99,7 @@ def read_layout(reader: TemplateReader) -> Layout:
     instructions = before(instructed, SYSTEM) + SYSTEM + without_end(between(instructed, SYSTEM, USER), user_head)
     return Layout(
         start=without_end(before(asked, USER), user_head),
-        instructions=reader.row(instructions, {SYSTEM: system_field}),
+        instructions=reader.row(instructions, {SYSTEM: system_field}, is_first=True),
         user_head=user_head,
         user_tail=user_tail,
         user_field=_field(text([user(f" {USER} ")]), USER),
@@ -103,8 +116,9 @@ def template_of(reader: TemplateReader, layout: Layout, stop: Sequence[str]) -> 
     Raises:
         UnsupportedTemplateError: no special token ends an answer, or none begins a turn.
     """
-    user_row = (*reader.row(layout.user_head), layout.user_field, "{response_format}", *reader.row(layout.user_tail))
-    start, opening, closing = map(reader.row, (layout.start, layout.opening + layout.kept, layout.closing))
+    user_row = (*reader.row(layout.user_head, is_open=True), layout.user_field, "{response_format}", *reader.row(layout.user_tail))
+    start = reader.row(layout.start, is_first=True)
+    opening, closing = map(reader.row, (layout.opening + layout.kept, layout.closing))
     for row in (user_row, opening, closing):
         if not reader.tokens_of([row[:1]]):
             raise UnsupportedTemplateError(f"no special token begins {''.join(row)!r}, so a text could imitate it")

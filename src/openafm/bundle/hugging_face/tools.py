@@ -114,8 +114,8 @@ def read_tools(reader: TemplateReader, layout: Layout, passing: ToolPassing) -> 
     output_rows = _outputs(reader, text, conversation, can_be_parallel=calls.separator is not None)
     fields = {_TOOLS: "{tools}", SYSTEM: layout.system_field}
     return ToolsLayout(
-        start=reader.row(start, fields),
-        instructions=reader.row(instructions, fields),
+        start=reader.row(start, fields, is_first=True),
+        instructions=reader.row(instructions, fields, is_first=True),
         separator=reader.row(_separator(text([user(USER)], _ONE, _TWO), definition)),
         is_wrapped=definition.is_wrapped,
         style=definition.style,
@@ -186,7 +186,7 @@ def _calls(reader: TemplateReader, layout: Layout, text: _Text, passing: ToolPas
             "the chat template writes tool calls like structured answers, so they cannot be distinguished"
         )
     separator = None
-    with contextlib.suppress(UnsupportedTemplateError, UnsupportedTemplateError):
+    with contextlib.suppress(UnsupportedTemplateError):
         further = rest(inside(calling_both), opening + written[0], "two calls")
         separator = without_end(further, written[1] + closing)
     after_text = ""
@@ -194,8 +194,8 @@ def _calls(reader: TemplateReader, layout: Layout, text: _Text, passing: ToolPas
     if with_text.startswith(ANSWER) and with_text.endswith(one):
         after_text = with_text[len(ANSWER) : len(with_text) - len(one)]
     calls = CallsLayout(
-        opening=reader.row(opening),
-        separator=None if separator is None else reader.row(separator),
+        opening=reader.row(opening, is_open=True),
+        separator=None if separator is None else reader.row(separator, is_open=True),
         closing=reader.row(closing),
         after_text=reader.row(after_text),
         arguments_key=key,
