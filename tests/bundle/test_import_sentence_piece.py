@@ -1,4 +1,4 @@
-"""Models with SentencePiece tokenizers, from Hugging Face folders and GGUF files: tokens of conversations, guided answers."""
+"""Models with SentencePiece tokenizers, from Hugging Face folders and GGUF files: conversations and guided answers."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from sentences import SENTENCES
 
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 
+
 @pytest.fixture(scope="session")
 def sentences() -> tuple[str, ...]:
     return SENTENCES

@@ -49,7 +49,10 @@ def test_tokens_equal_those_of_sentencepiece() -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 @settings(max_examples=40)
-@given(text=st.text(TEXT), names=st.lists(st.sampled_from([*sentence_pieces.NAMES, "<s>", "</s>", "<unk>", "<0x41>", "▁", "<0x"])))
+@given(
+    text=st.text(TEXT),
+    names=st.lists(st.sampled_from([*sentence_pieces.NAMES, "<s>", "</s>", "<unk>", "<0x41>", "▁", "<0x"])),
+)
 def test_any_text_is_lossless_and_has_no_special_token(style: str, text: str, names: list[str]) -> None:
     tokenizer = TOKENIZERS[style]
     text = text[: len(text) // 2] + "".join(names) + text[len(text) // 2 :] + "".join(names)

@@ -234,7 +234,8 @@ class Tokenizer:
         names = {id: name for name, id in self.special_ids.items()}
         text, is_prefixed = "", self.prepend_scheme != "never"
         for is_special, run in itertools.groupby(ids, key=names.__contains__):
-            part = "".join(map(names.__getitem__, run)) if is_special else self.decode(run)
+            tokens = list(run)
+            part = "".join(map(names.__getitem__, tokens)) if is_special else self.decode(tokens)
             text += part.removeprefix(" ") if is_prefixed and not is_special else part
             is_prefixed = self.prepend_scheme == "always"
         return text

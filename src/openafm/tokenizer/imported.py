@@ -49,8 +49,9 @@ class ImportedTokenizer(Tokenizer):
         model, normalizer = form["model"], form.get("normalizer")
         if model.get("dropout"):
             raise TokenizerError("the tokenizer has BPE dropout, so its output is random; set dropout to null")
-        if model.get("type", "BPE") != "BPE" or model.get("continuing_subword_prefix"):
-            raise TokenizerError(f"the tokenizer is {model.get('type')}; {_SUPPORTED}")
+        if model.get("type", "BPE") != "BPE" or model.get("byte_fallback") or model.get("continuing_subword_prefix"):
+            kind = "byte-level BPE with byte fallback" if model.get("byte_fallback") else model.get("type")
+            raise TokenizerError(f"the tokenizer is {kind}; {_SUPPORTED}")
         if "ByteLevel" not in kinds(form.get("pre_tokenizer")) or "ByteLevel" not in kinds(form.get("decoder")):
             raise TokenizerError(f"the tokenizer does not work on bytes; {_SUPPORTED}")
         if set(kinds(normalizer)) - {"NFC", "Sequence"}:

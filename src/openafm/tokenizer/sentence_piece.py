@@ -46,7 +46,9 @@ class SentencePieceTokenizer(ImportedTokenizer):
         normalizers, pre_tokenizers = _steps(form.get("normalizer")), _steps(form.get("pre_tokenizer"))
         for step in (*normalizers, *pre_tokenizers):
             if not _is_lossless(step):
-                raise TokenizerError(f"the tokenizer changes texts ({_stated(step)}); supported are NFC and {SPACE!r} for spaces")
+                raise TokenizerError(
+                    f"the tokenizer changes texts ({_stated(step)}); supported are NFC and {SPACE!r} for spaces"
+                )
         added = [token | {"special": bool(token["content"].strip(WHITE))} for token in form["added_tokens"]]
         self.prepend_scheme = _scheme(normalizers, pre_tokenizers)
         if self.prepend_scheme == "always" and not all(token["special"] for token in added):

@@ -47,7 +47,9 @@ class TemplateReader:
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._scheme = tokenizer.prepend_scheme
 
-    def row(self, text: str, fields: Mapping[str, str] | None = None, *, is_first: bool = False, is_open: bool = False) -> Row:
+    def row(
+        self, text: str, fields: Mapping[str, str] | None = None, *, is_first: bool = False, is_open: bool = False
+    ) -> Row:
         """Return text as pieces: tokens, fields instead of markers, fixed texts, and the spaces that the tokenizer inserts.
 
         Args:
@@ -116,7 +118,12 @@ def template_of(reader: TemplateReader, layout: Layout, stop: Sequence[str]) -> 
     Raises:
         UnsupportedTemplateError: no special token ends an answer, or none begins a turn.
     """
-    user_row = (*reader.row(layout.user_head, is_open=True), layout.user_field, "{response_format}", *reader.row(layout.user_tail))
+    user_row = (
+        *reader.row(layout.user_head, is_open=True),
+        layout.user_field,
+        "{response_format}",
+        *reader.row(layout.user_tail),
+    )
     start = reader.row(layout.start, is_first=True)
     opening, closing = map(reader.row, (layout.opening + layout.kept, layout.closing))
     for row in (user_row, opening, closing):
