@@ -30,8 +30,8 @@ def write_run(folder: Path) -> None:
     events = EventLog(folder, "generator-1")
     events.add("decode", 100.0, 103.0, count=60)
     events.add("wait", 103.0, 104.0)
-    with EventLog(folder, "updater").span("update"):
-        pass
+    for start, stop in ((100.0, 101.0), (102.0, 104.0), (110.0, 111.0), (111.0, 113.0)):  # interrupted before the third
+        EventLog(folder, "updater").add("update", start, stop)
 
 
 def test_the_report_shows_curves_counters_and_samples(tmp_path: Path) -> None:
@@ -40,6 +40,7 @@ def test_the_report_shows_curves_counters_and_samples(tmp_path: Path) -> None:
     assert [sample["text"] for sample in report.samples] == ["answer 0", "answer 3", "answer 4", "answer 5"]
     text = terminal_report(report)
     assert "32 generated = 32 trained + 0 stale + 0 dropped + 0 in flight" in text
+    assert "time from update to update: 3.00 s (median)" in text
     assert "generator-1: idle 25%, 15 tokens/s" in text
     assert report.to_dict()["curves"]["reward"] == [0.1, 0.2, 0.3, 0.4]
     page = write_html(report, tmp_path).read_text()

@@ -6,17 +6,19 @@ events/  updater.jsonl  generator-4711.jsonl ...
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from openafm.core.chrome_trace import Slice
 from openafm.core.files import room_for
 
-FOLDER = "events"
+FOLDER, UPDATER = "events", "updater"
 WAITING = ("wait",)
 """Names of the events in which a part is idle."""
 
@@ -97,6 +99,15 @@ def part_times(events: Sequence[Event]) -> list[PartTimes]:
         tokens = sum(event.count for event in of_part)
         times.append(PartTimes(part=part, seconds=dict(seconds), wall=wall, tokens=tokens))
     return times
+
+
+def seconds_per_update(events: Sequence[Event]) -> float | None:
+    """Return the median wall time from the end of one update to the end of the next; None for fewer than two updates.
+
+    A median leaves out interruptions of the run and the start of its processes.
+    """
+    ends = [event.stop for event in events if event.part == UPDATER and event.name == "update"]
+    return statistics.median(after - before for before, after in pairwise(ends)) if len(ends) > 1 else None
 
 
 def slices(events: Sequence[Event]) -> list[Slice]:

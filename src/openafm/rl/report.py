@@ -16,7 +16,7 @@ from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
 from openafm.rl.collapse import CollapseWatch
 from openafm.rl.config import CONFIG, SAMPLES
-from openafm.rl.events import PartTimes, part_times, read_events
+from openafm.rl.events import PartTimes, part_times, read_events, seconds_per_update
 from openafm.training.observability.curves import terminal_curve
 from openafm.training.observability.metrics import read_metrics
 
@@ -44,13 +44,17 @@ class NoPolicyRunError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run has logged: lines by step, times of its parts, warnings in order, samples by step."""
+    """What a run has logged: lines by step, times of its parts, warnings in order, samples by step.
+
+    `seconds_per_update` is the median wall time of an update with the generation of its samples, None for one update.
+    """
 
     name: str
     lines: list[dict[str, Any]]
     parts: list[PartTimes]
     warnings: list[str]
     samples: list[dict[str, Any]]
+    seconds_per_update: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON, without samples."""
@@ -65,7 +69,14 @@ class Report:
         }
         curves = {name: [line[name] for line in self.lines if name in line] for name in CURVES}
         counters = {name: last[name] for name in COUNTERS}
-        return {"steps": last["step"], "counters": counters, "parts": parts, "warnings": self.warnings, "curves": curves}
+        return {
+            "steps": last["step"],
+            "seconds_per_update": self.seconds_per_update,
+            "counters": counters,
+            "parts": parts,
+            "warnings": self.warnings,
+            "curves": curves,
+        }
 
 
 def read_report(folder: Path) -> Report:
@@ -80,13 +91,14 @@ def read_report(folder: Path) -> Report:
     lines = read_metrics(folder)
     if not lines:
         raise NoPolicyRunError(f"{folder} has no step yet; start it with `openafm rl`")
-    watch = CollapseWatch()
+    watch, events = CollapseWatch(), read_events(folder)
     return Report(
         name=folder.resolve().name,
         lines=lines,
-        parts=part_times(read_events(folder)),
+        parts=part_times(events),
         warnings=[warning for line in lines for warning in watch.warnings(line["step"], line)],
         samples=_read_samples(folder / SAMPLES, lines[-1]["step"]),
+        seconds_per_update=seconds_per_update(events),
     )
 
 
@@ -125,6 +137,8 @@ def terminal_report(report: Report) -> str:
             parts.append(f"{title:55} {report.lines[0][name]:10.4g} -> {last[name]:10.4g}")
     counters = " + ".join(f"{last[name]} {name.replace('_', ' ')}" for name in COUNTERS[1:])
     parts += ["", f"samples: {last['generated']} generated = {counters}", ""]
+    if report.seconds_per_update is not None:
+        parts.append(f"time from update to update: {report.seconds_per_update:.2f} s (median)")
     for part in report.parts:
         seconds = ", ".join(f"{name} {value:.1f} s" for name, value in part.seconds.items())
         parts.append(f"{part.part}: idle {part.idle_share:.0%}, {part.tokens_per_second:,.0f} tokens/s ({seconds})")

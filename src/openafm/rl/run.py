@@ -26,7 +26,7 @@ from openafm.rl.batches import StepFigures
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.engines import check_rounding
-from openafm.rl.events import EventLog
+from openafm.rl.events import UPDATER, EventLog
 from openafm.rl.pool import GeneratorPool, Generators, InlineGenerator
 from openafm.rl.updater import ReplaySource, StepReporter, WeightPublisher
 from openafm.rl.weights import WeightStore
@@ -90,7 +90,7 @@ def train_policy(
         if state.step:
             weights.publish(state.step, state.parameters)
         generators = opened.enter_context(_generators(config, folder, buffer, state.step, num_generators, executor))
-        events = EventLog(folder, "updater")
+        events = EventLog(folder, UPDATER)
         source = ReplaySource(config, generators, events)
         log = opened.enter_context(metrics_log(folder, state.step, lambda _: None))
         bar = opened.enter_context(progress("policy", state.num_steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from openafm.recipes.reproduction.sizes import budget, bundle_of, recipe_size, steps, train
+from openafm.recipes.reproduction.sizes import budget, bundle_of, by_size, recipe_size, steps, train
 from openafm.recipes.reproduction.stage import Command, Stage
 
 _QUESTIONS = (
@@ -123,10 +123,20 @@ def post_training_stages(size: str) -> tuple[Stage, ...]:
                     name="train",
                     words=(
                         *("rl", "on_device.rlhf", "--size", recipe_size(size), "--output", "{here}/run", "--json"),
+                        *("--generators", "2", "--lag", "4"),
                         *budget(size),
                     ),
                 ),
                 Command(name="report", words=("rl", "report", "{here}/run", "--json")),
+                Command(
+                    name="synchronous",
+                    words=(
+                        *("rl", "on_device.rlhf", "--size", recipe_size(size), "--output", "{here}/synchronous", "--json"),
+                        *("--generators", "2", "--lag", "0", "--name", "synchronous"),
+                        *steps(int(by_size(size, tiny=2, micro=10, nano=10))),
+                    ),
+                ),
+                Command(name="synchronous_report", words=("rl", "report", "{here}/synchronous", "--json")),
             ),
         ),
     )
