@@ -10,8 +10,9 @@ import typer
 from typer.core import TyperGroup
 
 from openafm.cli import rl_rewards
-from openafm.cli.options import PluginsOption, SetOption, parse_changes
+from openafm.cli.options import Invocation, PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.processes import rank
 
 TRAIN = "train"
 
@@ -39,6 +40,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of 
 
 @app.command(TRAIN)
 def train(
+    context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A recipe: on_device.rlhf.")],
     size: Annotated[str | None, typer.Option(help="The model size; default: the recipe's largest.")] = None,
     start: Annotated[
@@ -58,6 +60,9 @@ def train(
         Literal["full", "int8", "int4"] | None,
         typer.Option(help="Weights that generators sample with: those of the policy, or rounded on the native engine."),
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, envvar="PET_NPROC_PER_NODE", help="Processes that update the policy together.")
+    ] = 1,
     changes: SetOption = None,
     plugins: PluginsOption = None,
     output: Annotated[
@@ -70,7 +75,12 @@ def train(
     from openafm.bundle import bundle_place
     from openafm.core.executors import LocalConfig, RayConfig
     from openafm.recipes.reinforcement import find_rl_recipe, prepare_rl_run, run_rl_recipe
+    from openafm.training.distributed.launch import is_launched, launch
 
+    if processes > 1 and not is_launched():
+        invocation: Invocation = context.obj
+        modules = ("openafm.recipes.reinforcement", "openafm.rl.run")
+        return launch(invocation.run, invocation.arguments, processes=processes, restarts=0, modules=modules)
     name = name or f"{recipe}-{size or find_rl_recipe(recipe).sizes[-1]}"
     bundle_place(name)  # raises for an invalid name before the training
     options = {} if generator_weights is None else {"generator_weights": generator_weights}
@@ -82,6 +92,8 @@ def train(
     )
     folder = output or Path("runs") / name
     result = run_rl_recipe(config, folder, name, num_generators=generators, executor=chosen)
+    if rank():
+        return 0
     print(f"figures of the run: openafm rl report {folder}", file=sys.stderr)
     if json:
         print_json(result.to_dict())

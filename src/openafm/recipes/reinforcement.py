@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
@@ -18,6 +18,9 @@ from openafm.recipes.on_device.rlhf import rlhf
 from openafm.recipes.prepare import default_bundle
 from openafm.recipes.run import RunInterruptedError, StartBundleError, trained_weights
 from openafm.rl.config import RLConfig
+
+if TYPE_CHECKING:
+    from openafm.rl.run import RLResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,19 +129,27 @@ def run_rl_recipe(
 ) -> PolicyResult:
     """Train to the end in `folder` and write the bundle `name`. A run in `folder` continues from its last checkpoint.
 
+    Under torchrun all processes update the policy and return the same result; rank 0 generates and writes.
+
     Raises:
         StartBundleError: `name` is the bundle that the run starts from.
         RunInterruptedError: SIGTERM or Ctrl-C stopped the run; its state is saved.
         Errors of `train_policy`.
     """
-    from openafm.rl.run import train_policy
+    from openafm.rl.run import train_policy, updater_device
+    from openafm.training.distributed.processes import open_processes
 
     start = config.trainer.from_bundle
     if start is not None and Path(start).resolve() == bundle_place(name).resolve():
         raise StartBundleError(f"the run starts from the bundle '{name}' and must not overwrite it; choose another --name")
-    result = train_policy(config, folder, num_generators=num_generators, executor=executor)
-    if not result.finished:
-        raise RunInterruptedError(folder, result)
+    with open_processes(config=updater_device(config)) as ranks:
+        result = train_policy(config, folder, num_generators=num_generators, executor=executor, processes=ranks)
+        if not result.finished:
+            raise RunInterruptedError(folder, result)
+        return ranks.run_on_main(lambda: _finish(config, folder, name, result))
+
+
+def _finish(config: RLConfig, folder: Path, name: str, result: RLResult) -> PolicyResult:
     bundle = _write(config, folder, name)
     return PolicyResult(
         bundle=str(bundle.path),

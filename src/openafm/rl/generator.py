@@ -64,6 +64,8 @@ def _generator(folder: str) -> TrajectoryGenerator:
     import torch
 
     torch.set_num_threads(1)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)  # those of the policy updater: a generator computes alone
     path = Path(folder)
     values = json.loads(read_document(path / CONFIG))
     load_plugins(values.get("plugins", ()))

@@ -2,8 +2,8 @@
 
 output/  rl.json  metrics.jsonl  samples.jsonl  buffer/  weights/  checkpoints/  events/
 
-This process is the policy updater. Generators are worker processes that it starts, or, for `num_generators` 0, this process
-itself between two updates.
+This process is the policy updater, or under torchrun one of several that update the policy together. Generators are worker
+processes that rank 0 starts, or, for `num_generators` 0, rank 0 itself between two updates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from openafm.core.config import dump, from_dict
 from openafm.core.errors import UsageError
 from openafm.core.executors import ExecutorConfig, LocalConfig
 from openafm.core.files import atomic_file, folder_lock, read_document
-from openafm.core.processes import world_size
 from openafm.core.progress import progress
 from openafm.core.terminal import escaped
 from openafm.rl.batches import StepFigures
@@ -28,13 +27,17 @@ from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.engines import check_rounding
 from openafm.rl.events import UPDATER, EventLog
 from openafm.rl.pool import GeneratorPool, Generators, InlineGenerator
-from openafm.rl.updater import ReplaySource, StepReporter, WeightPublisher
+from openafm.rl.updater import ReplaySource, StepReporter, WeightPublisher, whole_parameters
 from openafm.rl.weights import WeightStore
 from openafm.training.checkpoints.folder import newest_checkpoint, quarantine_newer, remove_incomplete
 from openafm.training.checkpoints.record import AnotherRunError
 from openafm.training.checkpoints.writer import checkpoint_writer
+from openafm.training.device import DeviceConfig
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.initialization import fresh_state, resumed_state
 from openafm.training.observability.metrics import metrics_log
+from openafm.training.observers import Observer
 from openafm.training.resuming import first_difference
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState
@@ -42,7 +45,7 @@ from openafm.training.trainer import Trainer
 
 
 class PolicyRunError(UsageError):
-    """The run has no bundle to start from, no number of steps, or was started by torchrun."""
+    """The run has no bundle to start from, or no number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,41 +66,61 @@ class RLResult:
 
 
 def train_policy(
-    config: RLConfig, folder: Path, *, num_generators: int = 0, executor: ExecutorConfig | None = None, device: str = "cpu"
+    config: RLConfig,
+    folder: Path,
+    *,
+    num_generators: int = 0,
+    executor: ExecutorConfig | None = None,
+    processes: Processes | None = None,
 ) -> RLResult:
     """Train in `folder`, from its newest intact checkpoint if it has one. SIGTERM or one Ctrl-C saves and returns.
+
+    Under torchrun the processes update the policy together, divided as `config.trainer.parallel` says; rank 0 starts the
+    generators and writes. All processes read the buffer, so the folder is shared.
 
     Args:
         num_generators: worker processes that generate beside the updates; 0 is the synchronous loop in this process.
         executor: where they run; local processes by default.
+        processes: those of the run, if the caller has opened them.
 
     Raises:
         PolicyRunError: the config lacks a start bundle or a number of steps.
         RoundedPolicyError: the generators cannot round the weights of this policy.
+        MeshError: the processes, the model and `config.trainer.parallel` do not fit together.
         AnotherRunError: the folder holds a run of another config.
         FolderInUseError: another process runs in this folder.
+        RemoteRankError: another process of the run raised an error.
         OpenAFMError: errors of training, of the files of the run, and of prompts and rewards.
     """
     bundle = _start_bundle(config)
     config = _resolved(config, bundle)
     check_rounding(config, bundle)
-    with stop_on_signals() as stop, ExitStack() as opened:
-        opened.enter_context(folder_lock(folder))
-        _write_config(config, folder)
+    with open_processes(processes, updater_device(config)) as ranks, stop_on_signals() as stop, ExitStack() as opened:
+        parallelism = Parallelism(config.trainer.parallel, config.trainer.model, ranks, str(ranks.device))
+        ranks.run_on_main(lambda: _open_folder(config, folder, opened))
         buffer, weights = ReplayBuffer(folder / "buffer", bundle.tokenizer.digest), WeightStore(folder / "weights")
-        state = _state(config, folder, device)
-        weights.remove_above(state.step)  # a resumed run computes them again
-        if state.step:
-            weights.publish(state.step, state.parameters)
-        generators = opened.enter_context(_generators(config, folder, buffer, state.step, num_generators, executor))
-        events = EventLog(folder, UPDATER)
-        source = ReplaySource(config, generators, events)
-        log = opened.enter_context(metrics_log(folder, state.step, lambda _: None))
-        bar = opened.enter_context(progress("policy", state.num_steps))
-        writer = opened.enter_context(checkpoint_writer(folder / "checkpoints", config.trainer, source.digest))
-        publisher = WeightPublisher(config, folder, state, weights, buffer, generators, events)
-        reporter = StepReporter(config, folder, source, generators, log, bar, events)
-        Trainer(config.trainer, state, source).run([publisher, reporter, writer, stop])
+        state = _state(config, folder, parallelism)
+        whole = whole_parameters(state)
+        if ranks.is_main:
+            weights.remove_above(state.step)  # a resumed run computes them again
+            if state.step:
+                weights.publish(state.step, whole)
+        generators = ranks.run_on_all(
+            lambda: (
+                opened.enter_context(_generators(config, folder, buffer, state.step, num_generators, executor))
+                if ranks.is_main
+                else None
+            )
+        )
+        events = EventLog(folder, UPDATER) if ranks.is_main else None
+        source = ReplaySource(config, buffer, generators, events, parallelism)
+        writer = opened.enter_context(checkpoint_writer(folder / "checkpoints", config.trainer, source.digest, ranks))
+        observers: list[Observer] = [WeightPublisher(config, folder, state, weights, buffer, generators, events)]
+        if generators is not None and events is not None:
+            log = opened.enter_context(metrics_log(folder, state.step, lambda _: None))
+            bar = opened.enter_context(progress("policy", state.num_steps))
+            observers.append(StepReporter(config, folder, source, generators, log, bar, events))
+        Trainer(config.trainer, state, source).run([*observers, writer, stop])
         writer.wait()
         return RLResult(
             folder=folder,
@@ -106,14 +129,17 @@ def train_policy(
             num_steps=state.num_steps,
             seconds=state.seconds,
             figures=source.figures,
-            replaced=generators.progress(state.step).replaced,
-            stopped_by=stop.signal,
+            replaced=0 if generators is None else generators.progress(state.step).replaced,
+            stopped_by=next((number for number in ranks.all_gather(stop.signal) if number is not None), None),
         )
 
 
+def updater_device(config: RLConfig) -> DeviceConfig:
+    """Return the device of the updates: a CPU unless `trainer.device` names another."""
+    return DeviceConfig(kind="cpu") if config.trainer.device.kind == "auto" else config.trainer.device
+
+
 def _start_bundle(config: RLConfig) -> Bundle:
-    if world_size() > 1:
-        raise PolicyRunError("the policy updater is one process; start the run without torchrun")
     if config.trainer.from_bundle is None:
         raise PolicyRunError(f"{config.recipe} starts from a fine-tuned bundle: name one with --from BUNDLE")
     if config.trainer.budget.steps(config.trainer.data) is None:
@@ -134,6 +160,12 @@ def _resolved(config: RLConfig, bundle: Bundle) -> RLConfig:
     return replace(config, trainer=trainer)
 
 
+def _open_folder(config: RLConfig, folder: Path, opened: ExitStack) -> None:
+    opened.enter_context(folder_lock(folder))
+    _write_config(config, folder)
+    remove_incomplete(folder / "checkpoints")
+
+
 def _write_config(config: RLConfig, folder: Path) -> None:
     """Write the config, which generators read.
 
@@ -150,15 +182,15 @@ def _write_config(config: RLConfig, folder: Path) -> None:
         file.write(dump(config))
 
 
-def _state(config: RLConfig, folder: Path, device: str) -> TrainingState:
-    checkpoints = folder / "checkpoints"
-    remove_incomplete(checkpoints)
-    found = newest_checkpoint(checkpoints, config.trainer, config.data_digest, _note)
+def _state(config: RLConfig, folder: Path, parallelism: Parallelism) -> TrainingState:
+    checkpoints, ranks = folder / "checkpoints", parallelism.processes
+    device, note = str(ranks.device), _note if ranks.is_main else _no_note
+    found = newest_checkpoint(checkpoints, config.trainer, config.data_digest, note, ranks)
     if found is None:
-        return fresh_state(config.trainer, device)
-    quarantine_newer(checkpoints, found.record.step)
-    state = resumed_state(config.trainer, device, found)
-    _note(f"resuming at step {state.step:,} of {state.num_steps:,} in {folder}")
+        return ranks.run_on_all(lambda: fresh_state(config.trainer, device, parallelism))
+    ranks.run_on_main(lambda: quarantine_newer(checkpoints, found.record.step))
+    state = resumed_state(config.trainer, device, found, parallelism)
+    note(f"resuming at step {state.step:,} of {state.num_steps:,} in {folder}")
     return state
 
 
@@ -185,3 +217,7 @@ def _generators(
 
 def _note(line: str) -> None:
     print(escaped(line), file=sys.stderr, flush=True)
+
+
+def _no_note(line: str) -> None:
+    """Discard notes of ranks other than 0."""

@@ -7,7 +7,9 @@ import json
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import room_for
@@ -22,9 +24,13 @@ from openafm.rl.pool import Generators
 from openafm.rl.trajectories import Group
 from openafm.rl.weights import WeightStore
 from openafm.training.checkpoints.folder import checkpoint_paths
+from openafm.training.distributed.parallel import Parallelism
 from openafm.training.observability.metrics import MetricsLog, read_metrics
 from openafm.training.observers import Observer, Phase, StepResult
 from openafm.training.state import TrainingState
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class CountersError(OpenAFMError):
@@ -34,13 +40,24 @@ class CountersError(OpenAFMError):
 class ReplaySource:
     """The batches of a run: each holds the groups of one step, as soon as all are in the buffer.
 
+    Every data rank reads all groups and trains on its share of their samples. `generators` and `events` are those of rank 0,
+    None on the others.
+
     Attributes:
         figures: those of the latest batch, None before the first.
         groups: its groups.
     """
 
-    def __init__(self, config: RLConfig, generators: Generators, events: EventLog) -> None:
-        self._config, self._generators, self._events = config, generators, events
+    def __init__(
+        self,
+        config: RLConfig,
+        buffer: ReplayBuffer,
+        generators: Generators | None,
+        events: EventLog | None,
+        parallelism: Parallelism,
+    ) -> None:
+        self._config, self._buffer, self._generators, self._events = config, buffer, generators, events
+        self._parallelism, self._max_rows = parallelism, 0
         self.figures: StepFigures | None = None
         self.groups: list[Group] = []
 
@@ -50,12 +67,11 @@ class ReplaySource:
 
     @property
     def max_rows(self) -> int:
-        return 0  # one data rank: no other rank has more rows
+        return self._max_rows
 
     def batches(self, start_step: int) -> Generator[Batch]:
         for step in itertools.count(start_step):
-            with self._events.span("wait"):
-                self.groups = self._generators.groups(step)
+            self.groups = self._parallelism.processes.run_main_first(partial(self._read, step))
             assembled = step_batch(
                 self.groups,
                 self._config.objective,
@@ -64,13 +80,34 @@ class ReplaySource:
                 lag=self._config.lag,
                 row_tokens=self._config.trainer.data.row_tokens,
                 is_rounded=self._config.generator_weights != "full",
+                rank=self._parallelism.data_rank,
+                world=self._parallelism.data_world,
             )
             self.figures = assembled.figures
+            self._max_rows = max(self._parallelism.processes.all_gather(assembled.batch.num_rows))
             yield assembled.batch
+
+    def _read(self, step: int) -> list[Group]:
+        """Return the groups of a step. Rank 0 waits for them; the other ranks are called once it has them."""
+        if self._generators is None or self._events is None:
+            first, count = step * self._config.prompts_per_step, self._config.prompts_per_step
+            return [self._buffer.read(number) for number in range(first, first + count)]
+        with self._events.span("wait"):
+            return self._generators.groups(step)
+
+
+def whole_parameters(state: TrainingState) -> Mapping[str, Tensor]:
+    """Return the trainable weights, gathered on the host from all processes, which call it together."""
+    parallelism = state.parallelism
+    if parallelism.mesh is None:
+        return state.parameters
+    return {
+        name: parallelism.global_view(name, tensor.detach().cpu()).full_tensor() for name, tensor in state.parameters.items()
+    }
 
 
 class WeightPublisher(Observer):
-    """Publish the weights after each step; remove the groups that no checkpoint needs."""
+    """Publish the weights after each step; remove the groups that no checkpoint needs. Other ranks only send theirs."""
 
     def __init__(
         self,
@@ -79,15 +116,19 @@ class WeightPublisher(Observer):
         state: TrainingState,
         weights: WeightStore,
         buffer: ReplayBuffer,
-        generators: Generators,
-        events: EventLog,
+        generators: Generators | None,
+        events: EventLog | None,
     ) -> None:
         self._config, self._checkpoints, self._state = config, folder / "checkpoints", state
         self._weights, self._buffer, self._generators, self._events = weights, buffer, generators, events
 
     def on_step(self, result: StepResult) -> None:
-        with self._events.span("publish weights"):
-            self._weights.publish(result.step, self._state.parameters)
+        start = time.time()
+        whole = whole_parameters(self._state)
+        if self._generators is None or self._events is None:
+            return
+        self._weights.publish(result.step, whole)
+        self._events.add("publish weights", start, time.time())
         self._generators.publish(result.step)
         checkpoints = checkpoint_paths(self._checkpoints)
         if checkpoints:

@@ -370,7 +370,9 @@ def dummy_batch(batch: Batch) -> Batch:
         targets_BS=tokens_BS,
         loss_mask_BS=loss_mask_BS,
         documents=(Span(row=0, start=0, stop=1),),
-        token_fields={
-            name: np.zeros(tokens_BS.shape, dtype=values_BS.dtype) for name, values_BS in batch.token_fields.items()
+        token_fields={  # without masks over the vocabulary: a mask of zeros would allow no token
+            name: np.zeros(tokens_BS.shape, dtype=values.dtype)
+            for name, values in batch.token_fields.items()
+            if values.ndim == 2
         },
     )

@@ -1,0 +1,42 @@
+"""Several processes that update one policy give the weights of one process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from forked_processes import together
+from tiny_policies import tiny_policy_run
+
+from openafm.rl.config import RLConfig
+from openafm.rl.run import train_policy
+from openafm.training.config import AdamWConfig
+from openafm.training.distributed.config import ParallelConfig
+from openafm.training.distributed.processes import Processes
+from openafm.training.run import load_trained
+
+
+def run(config: RLConfig, folder: Path, processes: Processes | None = None) -> None:
+    assert train_policy(config, folder, processes=processes).finished
+
+
+def last_line(folder: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("shard", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_two_updaters_equal_one(tmp_path: Path, shard: int) -> None:
+    config = tiny_policy_run(tmp_path, num_steps=2)
+    config = replace(config, trainer=replace(config.trainer, optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.0)))
+    run(config, tmp_path / "one")
+    divided = replace(config, trainer=replace(config.trainer, parallel=ParallelConfig(shard=shard), microbatch_rows=1))
+    together(2, lambda processes: run(divided, tmp_path / "two", processes))
+    one, two = (load_trained(tmp_path / name).state_dict() for name in ("one", "two"))
+    for name, expected in one.items():
+        torch.testing.assert_close(two[name], expected, atol=1e-6, rtol=0)
+    for name in ("loss", "reward", "kl", "entropy", "gradient_norm", "trained", "generated"):
+        assert last_line(tmp_path / "two")[name] == pytest.approx(last_line(tmp_path / "one")[name], abs=1e-5)
