@@ -9,11 +9,14 @@ on the same port several times. An annotator repeats a request that got no reply
 - lost: changes that the server confirmed and that are not in the log at the end
 - doubled: changes that are in the log more than once
 - p95_ms: 95th percentile of the times of confirmed changes and reads, without the requests that a kill interrupted
+- server_cpu_ms: CPU time of the server process for one of them, runs of the model included
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
 import secrets
 import socket
@@ -23,10 +26,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 from shared.reporting import hand_in
 
 from openafm.annotation.database import Database
@@ -36,6 +39,9 @@ from openafm.annotation.trees.tables import TREES
 from openafm.annotation.trees.tree import EventKind
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "annotation_load.json"
+POLL_SECONDS = 4.0
+"""Between two requests of a page that asks for changes of others."""
+TRANSPORT_ERRORS = (OSError, HTTPException)
 COMMAND = "from openafm.cli.main import main; main()"
 
 
@@ -55,22 +61,26 @@ def measure(folder: Path, num_people: int, num_kills: int, seconds: float) -> di
     """Run annotators and return what the log has at the end."""
     write_sample("travel", folder)
     port = free_port()
-    server = start_server(folder, port)
+    server, cpu = start_server(folder, port), 0.0
+    began = cpu_seconds(server.pid)
     stop = threading.Event()
-    annotators = [Annotator(f"http://127.0.0.1:{port}", number, stop) for number in range(num_people)]
+    annotators = [Annotator(port, number, stop) for number in range(num_people)]
     threads = [threading.Thread(target=annotator.work) for annotator in annotators]
     for thread in threads:
         thread.start()
     for kill in range(num_kills):
         time.sleep(seconds / (num_kills + 1))
+        cpu += cpu_seconds(server.pid) - began
         server.kill()
         server.wait()
         print(f"kill {kill + 1}", file=sys.stderr)
         server = start_server(folder, port)
+        began = cpu_seconds(server.pid)
     time.sleep(seconds / (num_kills + 1))
     stop.set()
     for thread in threads:
         thread.join()
+    cpu += cpu_seconds(server.pid) - began
     server.kill()
     server.wait()
     failed = [annotator.failure for annotator in annotators if annotator.failure]
@@ -87,6 +97,7 @@ def measure(folder: Path, num_people: int, num_kills: int, seconds: float) -> di
         "doubled": doubled,
         "p50_ms": round(1000 * times[len(times) // 2], 1),
         "p95_ms": round(1000 * times[int(0.95 * len(times))], 1),
+        "server_cpu_ms": round(1000 * cpu / len(times), 2),
     }
 
 
@@ -104,12 +115,14 @@ def compare(folder: Path, confirmed: list[tuple[str, str]]) -> tuple[int, int]:
 
 
 class Annotator:
-    """A person with a browser, who repeats requests without a reply."""
+    """A person with a browser, who repeats requests without a reply. Sends the requests of the page, also its polls."""
 
-    def __init__(self, url: str, number: int, stop: threading.Event) -> None:
-        self._url, self._stop, self._rng = url, stop, random.Random(number)
-        self._client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+    def __init__(self, port: int, number: int, stop: threading.Event) -> None:
+        self._stop, self._rng = stop, random.Random(number)
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=60)  # a client library would take half of a core
         self._csrf = ""
+        self._view: dict[str, Any] = {}
+        self._polled = 0.0
         self.times: list[float] = []
         self.confirmed: list[tuple[str, str]] = []
         self.failure = ""
@@ -118,19 +131,19 @@ class Annotator:
         """Annotate items until the benchmark stops."""
         try:
             self._sign_in()
+            project = self._send("GET", "/project")
             while not self._stop.is_set():
-                self._annotate(secrets.token_hex(6))
+                self._annotate(self._rng.choice(project["scenarios"]), secrets.token_hex(6))
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
 
-    def _annotate(self, item: str) -> None:
-        project = self._send("GET", "/project")
-        scenario = self._rng.choice(project["scenarios"])
+    def _annotate(self, scenario: dict[str, Any], item: str) -> None:
         self._send("POST", "/items", {"scenario": scenario["id"], "item": item})
+        self._send("GET", "/items")
+        self._view = self._send("GET", f"/items/{item}")
         self._change(item, "append", content={"kind": "query", "text": scenario["query"]})
         self._run(item)
-        view = self._send("GET", f"/items/{item}")
-        step = next((n for n in view["nodes"] if n["id"] in view["stem"] and n["kind"] == "step"), None)
+        step = next((n for n in self._view["nodes"] if n["id"] in self._view["stem"] and n["kind"] == "step"), None)
         if step is not None:
             calls = [{"name": scenario["calls"][0]["name"], "arguments": scenario["calls"][0]["arguments"]}]
             if calls == step["calls"]:
@@ -142,57 +155,74 @@ class Annotator:
         self._change(item, "done")
 
     def _change(self, item: str, action: str, **values: Any) -> None:
-        sequence = self._send("GET", f"/items/{item}/version")["sequence"]
         key = secrets.token_hex(12)
-        self._send("POST", f"/items/{item}/changes", {"key": key, "sequence": sequence, "action": action, **values})
+        body = {"key": key, "sequence": self._view["sequence"], "action": action, **values}
+        self._view = self._send("POST", f"/items/{item}/changes", body)
         self.confirmed.append((item, key))
         time.sleep(self._rng.uniform(0.2, 1.0))  # people read and think
+        if time.monotonic() - self._polled > POLL_SECONDS:
+            self._polled = time.monotonic()
+            self._send("GET", f"/items/{item}/version")
 
     def _run(self, item: str) -> None:
         """Run the model until it has answered; a run that a kill interrupted continues with a new key."""
         while True:
-            view = self._send("GET", f"/items/{item}")
-            if any(node["kind"] == "answer" and node["id"] == view["head"] for node in view["nodes"]):
-                return
-            body = {"key": secrets.token_hex(12), "sequence": view["sequence"]}
+            body = {"key": secrets.token_hex(12), "sequence": self._view["sequence"]}
             try:
-                reply = self._client.post(f"/api/items/{item}/run", json=body, headers=self._headers())
-            except httpx.TransportError:
+                status, text = self._request("POST", f"/items/{item}/run", body)
+            except TRANSPORT_ERRORS:
                 self._sign_in()
-                continue
-            if reply.status_code in (409, 429):  # the run of before still ends, or all share one account and its limit
-                time.sleep(0.2)
-            elif reply.status_code != 200:
-                raise RuntimeError(reply.text)
+            else:
+                if status in (409, 429):  # the run of before still ends, or all share one account and its limit
+                    time.sleep(0.2)
+                elif status != 200:
+                    raise RuntimeError(text)
+            self._view = self._send("GET", f"/items/{item}")
+            if any(node["kind"] == "answer" and node["id"] == self._view["head"] for node in self._view["nodes"]):
+                return
 
     def _send(self, method: str, path: str, body: Any = None) -> Any:
         """Return a reply. A request without a reply is repeated; the server makes a change of one key once."""
         while True:
             started = time.perf_counter()
             try:
-                reply = self._client.request(method, f"/api{path}", json=body, headers=self._headers())
-            except httpx.TransportError:
+                status, text = self._request(method, path, body)
+            except TRANSPORT_ERRORS:
                 self._sign_in()
                 continue
-            if reply.status_code == 403:  # the server is new, and with it the token
+            if status == 403:  # the server is new, and with it the token
                 self._sign_in()
                 continue
-            if reply.status_code != 200:
-                raise RuntimeError(f"{path}: {reply.text}")
+            if status != 200:
+                raise RuntimeError(f"{path}: {text!r}")
             self.times.append(time.perf_counter() - started)
-            return reply.json()
+            return json.loads(text)
+
+    def _request(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        """Send one request; return the status and the whole body."""
+        headers = {"X-CSRF-Token": self._csrf, "Content-Type": "application/json"}
+        try:
+            self._connection.request(method, f"/api{path}", None if body is None else json.dumps(body), headers)
+            reply = self._connection.getresponse()
+            return reply.status, reply.read()
+        except TRANSPORT_ERRORS:
+            self._connection.close()  # the next request connects again
+            raise
 
     def _sign_in(self) -> None:
         """Wait for the server and read the session's token."""
         while True:
             try:
-                self._csrf = self._client.get("/api/session").json()["csrf"]
+                self._csrf = json.loads(self._request("GET", "/session")[1])["csrf"]
                 return
-            except httpx.TransportError:
+            except TRANSPORT_ERRORS:
                 time.sleep(0.2)
 
-    def _headers(self) -> dict[str, str]:
-        return {"X-CSRF-Token": self._csrf, "Content-Type": "application/json"}
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process of Linux, without its tool processes."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def start_server(folder: Path, port: int) -> subprocess.Popen[str]:

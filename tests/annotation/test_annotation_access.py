@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +18,8 @@ from openafm.annotation.database import Database
 from openafm.annotation.people.accounts import Accounts, Person, Role
 from openafm.annotation.people.tables import PEOPLE
 from openafm.annotation.web import WebConfig, build_app, first_invite
-from openafm.serving.config import ServerSetupError
+from openafm.serving.config import ServerConfig, ServerSetupError
+from openafm.serving.server import bind
 
 router = APIRouter(prefix="/api")
 
@@ -193,3 +196,22 @@ def test_half_of_a_surrogate_pair_is_refused(local_url: str) -> None:
     reply = browser.send("POST", "/echo", content=b'{"text": "\\uD800"}')
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "characters")
     assert browser.send("POST", "/echo", content=b'{"text": "\\ud83d\\ude00"}').json() == {"text": "\U0001f600"}
+
+
+def test_a_reply_in_two_parts_does_not_wait_for_the_client() -> None:
+    assert asyncio.run(_no_delay()) == 1
+
+
+async def _no_delay() -> int:
+    """Return TCP_NODELAY of a connection to a bound socket. asyncio sets it only if the socket names its protocol."""
+    found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def connected(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    with bind(ServerConfig(port=0)) as bound:
+        async with await asyncio.start_server(connected, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname())
+            writer.close()
+            return await asyncio.wait_for(found, 60)

@@ -94,7 +94,7 @@ def test_an_item_from_the_query_to_done(travel: Project, url: str) -> None:
     page.change("flag", node=stem[2], error="wrong_arguments")
     page.change("comment", node=0, text="Long day.")
     assert page.change("done")["is_done"]
-    assert page.browser.get("/project")["items"][0]["is_done"]
+    assert page.browser.get("/items")[0]["is_done"]
     assert page.browser.get(f"/items/{page.item}/tables/0")["bookings"][-1]["id"] == "B-1003"
     assert page.browser.get(f"/items/{page.item}/tables/{view['head']}")["bookings"][-1]["id"] == "B-1004"
 
@@ -238,14 +238,14 @@ async def _read_beside_the_pool(num_streams: int) -> list[list[Any]]:
 
     def events() -> Iterator[dict[str, Any]]:
         yield {"type": "text"}
-        release.wait(30)
+        release.wait(90)
 
     loop = asyncio.get_running_loop()
     streams = [_stream(events(), threading.Event(), loop) for _ in range(num_streams)]
     lines = [asyncio.ensure_future(_read_all(stream)) for stream in streams]
     await asyncio.sleep(0.2)  # all of them wait for their second event
     try:
-        await asyncio.wait_for(run_in_threadpool(time.sleep, 0), 10)
+        await asyncio.wait_for(run_in_threadpool(time.sleep, 0), 60)
     finally:
         release.set()
     return await asyncio.gather(*lines)

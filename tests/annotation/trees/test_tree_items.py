@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from project_folders import write_counters
+from sqlalchemy.exc import StatementError
 from tree_items import answer, change, new_item, open_store, step
 
 from openafm.annotation.database import Database, DatabaseError, Schema
@@ -22,7 +26,7 @@ from openafm.annotation.errors import AnnotationError
 from openafm.annotation.trees import tables as tree_tables
 from openafm.annotation.trees.item import Change, Item
 from openafm.annotation.trees.store import ConflictError, TreeStore, open_trees
-from openafm.annotation.trees.tree import ErrorKind, fold
+from openafm.annotation.trees.tree import ErrorKind, Event, EventKind, fold
 
 
 @pytest.fixture(scope="module")
@@ -339,3 +343,58 @@ def test_projects_do_not_share_a_postgres_database(project: Project, tmp_path: P
     open_trees(project, postgres_url, [tree_tables.TREES]).database.close()
     with pytest.raises(DatabaseError, match="not of 'other'"):
         open_trees(write_counters(tmp_path / "other"), postgres_url, [tree_tables.TREES])
+
+
+def test_changes_that_wait_for_the_disk_take_one_transaction(
+    project: Project, tools: tuple[TreeStore, ToolPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [new_item(project, *tools) for _ in range(5)]
+    changes = [partial(item.comment, 0, "seen", change()) for item in items]
+    assert run_together(tools[0], changes, monkeypatch) == 2  # the first one's, and one for those that waited for it
+    assert [item.refresh().sequence for item in items] == [1] * 5
+
+
+def test_an_invalid_change_fails_without_those_that_wait_with_it(
+    project: Project, tools: tuple[TreeStore, ToolPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = tools
+    items = [new_item(project, *tools) for _ in range(5)]
+    errors: dict[int, BaseException] = {}
+
+    def append(number: int, sequence: int = 1, text: object = "seen") -> None:
+        payload = {"node": 0, "text": text}
+        event = Event(sequence=sequence, group=f"batch{number}", kind=EventKind.COMMENT, payload=payload)
+        try:
+            store.append(items[number].id, [event], is_done=False)
+        except (ConflictError, StatementError) as error:
+            errors[number] = error
+
+    special = {2: {"text": object()}, 3: {"sequence": 7}}  # not JSON; a gap in the log
+    changes = [partial(append, number, **special.get(number, {})) for number in range(5)]
+    assert run_together(store, changes, monkeypatch) == 1 + 1 + 4  # the batch, and then each of it alone
+    assert {number: type(error) for number, error in errors.items()} == {2: StatementError, 3: ConflictError}
+    assert [item.refresh().sequence for item in items] == [1, 1, 0, 0, 1]
+
+
+def run_together(store: TreeStore, changes: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run changes in threads, while another transaction holds the database; return the number of transactions."""
+    transactions: list[int] = []
+    writing = store.database.writing
+    monkeypatch.setattr(store.database, "writing", lambda: transactions.append(1) or writing())
+    threads = [threading.Thread(target=each) for each in changes]
+    with writing():
+        threads[0].start()
+        wait_until(lambda: len(transactions) == 1)
+        for thread in threads[1:]:
+            thread.start()
+        wait_until(lambda: len(store._waiting) == len(threads) - 1)
+    for thread in threads:
+        thread.join(60)
+    return len(transactions)
+
+
+def wait_until(is_met: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_met():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)

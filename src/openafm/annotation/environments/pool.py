@@ -11,6 +11,7 @@ from typing import Any
 from openafm.annotation.environments.host import CallResult
 from openafm.annotation.environments.process import Lineage, ToolProcess
 from openafm.annotation.environments.project import Project
+from openafm.core.errors import OpenAFMError
 from openafm.framework.schema.validation import Validator
 from openafm.tokenizer.conversation import ToolCall
 
@@ -23,11 +24,13 @@ class ToolPool:
     """
 
     def __init__(self, project: Project, size: int = 2) -> None:
-        self._idle = [ToolProcess(project) for _ in range(size)]
-        self._all = tuple(self._idle)
+        self._all = tuple(ToolProcess(project) for _ in range(size))
+        self._idle = [self._all[0]]
         self._changed = threading.Condition()
         self.definitions = self._all[0].definitions()
         self._validators = {each.name: Validator(each.parameters) for each in self.definitions}
+        self._starting = threading.Thread(target=self._start_others, daemon=True, name="openafm-tools")
+        self._starting.start()
 
     def run(
         self, calls: Sequence[ToolCall], state: str, lineage: Callable[[str], Lineage], index: int
@@ -60,6 +63,20 @@ class ToolPool:
 
     def close(self) -> None:
         """End the processes."""
+        self._close_all()
+        self._starting.join()  # ends early: the process that it starts was killed
+        self._close_all()
+
+    def _start_others(self) -> None:
+        """Start the other processes while the first one works: the first call of a process would wait for its imports."""
+        for process in self._all[1:]:
+            with contextlib.suppress(OpenAFMError, RuntimeError):  # the first call starts it again and reports the error
+                process.definitions()
+            with self._changed:
+                self._idle.append(process)
+                self._changed.notify()
+
+    def _close_all(self) -> None:
         for process in self._all:
             process.close()
 

@@ -22,6 +22,13 @@ from openafm.annotation.people.passwords import check_password, hash_password
 LOCAL_ID = "local"
 _DAY = 86400.0
 _MAX_NAME = 80
+_NAMES = sql.select(tables.people.c.id, tables.people.c.name)
+_PERSON = (
+    sql.select(tables.people, tables.memberships.c.project)
+    .outerjoin(tables.memberships, tables.memberships.c.person == tables.people.c.id)
+    .where(tables.people.c.id == sql.bindparam("of"))
+    .order_by(tables.memberships.c.project)
+)
 
 
 class Role(StrEnum):
@@ -132,8 +139,7 @@ class Accounts:
     def names(self) -> dict[str, str]:
         """Return the names of all accounts by id."""
         with self.database.reading() as connection:
-            statement = sql.select(tables.people.c.id, tables.people.c.name)
-            return {row.id: row.name for row in connection.execute(statement)}
+            return {row.id: row.name for row in connection.execute(_NAMES)}
 
     def person(self, id: str) -> Person:
         """Return an account.
@@ -162,12 +168,11 @@ class Accounts:
 
 def find(connection: sql.Connection, id: str) -> Person | None:
     """Return an account, or None."""
-    row = connection.execute(sql.select(tables.people).where(tables.people.c.id == id)).one_or_none()
-    if row is None:
+    rows = connection.execute(_PERSON, {"of": id}).all()
+    if not rows:
         return None
-    statement = sql.select(tables.memberships.c.project).where(tables.memberships.c.person == id)
-    projects = tuple(sorted(connection.scalars(statement)))
-    return Person(id=row.id, name=row.name, role=Role(row.role), projects=projects)
+    projects = tuple(row.project for row in rows if row.project is not None)
+    return Person(id=id, name=rows[0].name, role=Role(rows[0].role), projects=projects)
 
 
 def found(connection: sql.Connection, id: str) -> Person:

@@ -21,6 +21,9 @@ SESSION_SECONDS = 24 * 3600.0
 TRIES_PER_NAME, TRIES_PER_ADDRESS = 10, 50
 MAX_RECORDED = 1000
 WINDOW_SECONDS = 900.0
+_SESSION = sql.select(tables.sessions.c.person, tables.sessions.c.csrf).where(
+    tables.sessions.c.digest == sql.bindparam("of"), tables.sessions.c.expires > sql.bindparam("now")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +87,9 @@ class Sessions:
 
     def find(self, token: str) -> Session | None:
         """Return the session of a token; None if it is unknown, closed or expired."""
-        sessions = tables.sessions.c
+        values = {"of": token_digest(token), "now": self._clock()}
         with self._database.reading() as connection:
-            row = connection.execute(
-                sql.select(sessions.person, sessions.csrf).where(
-                    sessions.digest == token_digest(token), sessions.expires > self._clock()
-                )
-            ).one_or_none()
+            row = connection.execute(_SESSION, values).one_or_none()
             person = None if row is None else find(connection, row.person)
         return Session(person=person, csrf=row.csrf) if row and person else None
 

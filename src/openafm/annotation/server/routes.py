@@ -84,6 +84,10 @@ def annotation_router(workspace: Workspace) -> APIRouter:
     def project() -> JSONResponse:
         return JSONResponse(workspace.overview())
 
+    @router.get("/items")
+    def items() -> JSONResponse:
+        return JSONResponse(workspace.store.overview())
+
     @router.get("/progress")
     def show_progress(_admin: Admin) -> JSONResponse:
         return JSONResponse(workspace.progress().to_dict())
@@ -132,7 +136,11 @@ def annotation_router(workspace: Workspace) -> APIRouter:
             )
             first = next(events)  # errors before the first event have a status of their own
             rest = stack.pop_all()
-        return _stream(_closing(itertools.chain([first], events), rest), cancelled, loop)
+        found = (
+            event | {"view": workspace.view(item, body.page, person)} if event["type"] == "node" else event
+            for event in itertools.chain([first], events)
+        )
+        return _stream(_closing(found, rest), cancelled, loop)
 
     return router
 
@@ -197,8 +205,14 @@ def _stream(
 
     async def lines() -> AsyncIterator[str]:
         try:
-            while (event := await found.get()) is not None:
-                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+            is_over = False
+            while not is_over:
+                written = [await found.get()]  # one write for all events that came meanwhile
+                while not found.empty():
+                    written.append(found.get_nowait())
+                is_over = written[-1] is None
+                if text := "".join(f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in written if each):
+                    yield text
         finally:
             cancelled.set()
 

@@ -63,12 +63,12 @@ class Workspace:
         """
         with self._lock:
             found = self._items.get(id)
-        if found is None:
-            found = Item(self.store, id, self.pool)
-            with self._lock:
-                found = self._items.setdefault(id, found)
-        found.refresh()
-        return found
+        if found is not None:
+            found.refresh()
+            return found
+        found = Item(self.store, id, self.pool)
+        with self._lock:
+            return self._items.setdefault(id, found)
 
     @contextmanager
     def running(self, id: str, person: str) -> Iterator[None]:
@@ -132,14 +132,12 @@ class Workspace:
         return progress(self.store.logs(), self.accounts.names(), self.project.config.title)
 
     def overview(self) -> dict[str, Any]:
-        """Return what the page shows of the project."""
-        items = self.store.items()
+        """Return what the page shows of the project, without its items."""
         return {
             "title": self.project.config.title,
             "policy": self.project.policy,
             "model": self.model.name,
             "scenarios": [scenario.to_dict() for scenario in self.project.scenarios],
-            "items": [{key: each[key] for key in ("id", "scenario", "title", "language", "is_done")} for each in items],
             "tools": [
                 {"name": t.name, "description": t.description, "parameters": t.parameters} for t in self.pool.definitions
             ],

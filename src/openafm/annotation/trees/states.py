@@ -14,6 +14,9 @@ from openafm.annotation.environments.process import Lineage, state_key
 from openafm.annotation.trees import tables
 
 _CACHE_BYTES = 64 << 20
+_STATE = sql.select(tables.states.c.key).where(tables.states.c.key == sql.bindparam("of"))
+_KNOWN = sql.select(tables.states.c.key).where(tables.states.c.key.in_(sql.bindparam("keys", expanding=True)))
+_INSERT = tables.states.insert()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +72,17 @@ class StateStore:
     def insert_initial(self, connection: sql.Connection, image: bytes) -> None:
         """Store an initial image, in the transaction of `connection`."""
         key = state_key(image)
-        if not connection.scalar(sql.select(tables.states.c.key).where(tables.states.c.key == key)):
-            connection.execute(tables.states.insert().values(key=key, parent=None, data=image))
+        if not connection.scalar(_STATE, {"of": key}):
+            connection.execute(_INSERT, {"key": key, "parent": None, "data": image})
 
     def insert(self, connection: sql.Connection, states: Sequence[NewState]) -> None:
         """Store states, in the transaction of `connection`."""
         if not states:
             return
-        keys = [state.key for state in states]
-        known = set(connection.scalars(sql.select(tables.states.c.key).where(tables.states.c.key.in_(keys))))
+        known = set(connection.scalars(_KNOWN, {"keys": [state.key for state in states]}))
         rows = {s.key: {"key": s.key, "parent": s.parent, "data": s.delta} for s in states if s.key not in known}
         if rows:
-            connection.execute(tables.states.insert(), list(rows.values()))
+            connection.execute(_INSERT, list(rows.values()))
 
     def _initial(self, key: str) -> bytes:
         with self._lock:

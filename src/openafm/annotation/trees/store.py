@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +19,26 @@ from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.trees import tables
 from openafm.annotation.trees.states import NewState, StateStore
 from openafm.annotation.trees.tree import Event, EventKind
+from openafm.core.errors import OpenAFMError
 from openafm.tokenizer.conversation import ToolDefinition
+
+_events = tables.events.c
+# statements of every request: to build one takes longer than to run it
+_EVENTS_AFTER = (
+    sql.select(tables.events)
+    .where(_events.item == sql.bindparam("of"), _events.sequence > sql.bindparam("after"))
+    .order_by(_events.sequence)
+)
+_ITEM = sql.select(tables.items.c.id).where(tables.items.c.id == sql.bindparam("of"))
+_ITEMS = sql.select(tables.items).order_by(tables.items.c.created)
+_OVERVIEW = sql.select(*(tables.items.c[name] for name in ("id", "scenario", "title", "language", "is_done"))).order_by(
+    tables.items.c.created
+)
+_INSERT_ITEM = tables.items.insert()
+_LAST = sql.select(sql.func.max(_events.sequence)).where(_events.item == sql.bindparam("of"))
+_INSERT_EVENTS = tables.events.insert()
+_SET_DONE = tables.items.update().where(tables.items.c.id == sql.bindparam("of")).values(is_done=sql.bindparam("done"))
+_CHANGES_DONE = (EventKind.STATUS, EventKind.UNDO, EventKind.REDO)
 
 
 class ConflictError(AnnotationError):
@@ -39,6 +60,18 @@ class NewEvent:
     payload: Mapping[str, Any]
 
 
+@dataclass(kw_only=True)
+class _Append:
+    """Events that a thread waits for to be stored; `is_decided` after they are, or after an error."""
+
+    item: str
+    events: Sequence[Event]
+    states: Sequence[NewState]
+    is_done: bool
+    is_decided: bool = False
+    error: BaseException | None = None
+
+
 class TreeStore:
     """Store the items of a project.
 
@@ -49,6 +82,8 @@ class TreeStore:
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database, self.clock = database, clock or steady_clock()
         self.states = StateStore(database)
+        self._waiting: deque[_Append] = deque()
+        self._turn = threading.Lock()
 
     def claim(self, project: Project) -> None:
         """Note that the items of this database belong to a project.
@@ -84,14 +119,14 @@ class TreeStore:
             "state": state_key(project.seed),
         }
         with self.database.writing() as connection:
-            if connection.scalar(sql.select(tables.items.c.id).where(tables.items.c.id == item)):
+            if connection.scalar(_ITEM, {"of": item}):
                 return item
             row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
-            connection.execute(tables.items.insert().values(is_done=False, created=self.clock(), **row))
+            connection.execute(_INSERT_ITEM, row | {"is_done": False, "created": self.clock()})
             event = Event(
                 sequence=0, group="opened", kind=EventKind.OPENED, payload=opening, person=person, time=self.clock()
             )
-            connection.execute(tables.events.insert(), [_row(item, event)])
+            connection.execute(_INSERT_EVENTS, [_row(item, event)])
             self.states.insert_initial(connection, project.seed)
         return item
 
@@ -99,20 +134,27 @@ class TreeStore:
         """Store an item with its whole log, from an import. Return False if it exists already."""
         scenario = Scenario.from_dict(events[0].payload["scenario"])
         with self.database.writing() as connection:
-            if connection.scalar(sql.select(tables.items.c.id).where(tables.items.c.id == item)):
+            if connection.scalar(_ITEM, {"of": item}):
                 return False
             row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
-            connection.execute(tables.items.insert().values(is_done=is_done, created=self.clock(), **row))
+            connection.execute(_INSERT_ITEM, row | {"is_done": is_done, "created": self.clock()})
             self.states.insert_initial(connection, seed)
             self.states.insert(connection, states)
-            connection.execute(tables.events.insert(), [_row(item, event) for event in events])
+            connection.execute(_INSERT_EVENTS, [_row(item, event) for event in events])
         return True
 
     def items(self) -> list[dict[str, Any]]:
         """Return the items, oldest first."""
         with self.database.reading() as connection:
-            rows = connection.execute(sql.select(tables.items).order_by(tables.items.c.created)).mappings()
+            rows = connection.execute(_ITEMS).mappings()
             return [dict(row) for row in rows]
+
+    def overview(self) -> list[dict[str, Any]]:
+        """Return what a list of the items shows: id, scenario, title, language and whether they are done."""
+        with self.database.reading() as connection:
+            rows = connection.execute(_OVERVIEW).all()
+        names = tuple(_OVERVIEW.selected_columns.keys())
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def events(self, item: str, after: int = -1) -> list[Event]:
         """Return the events of an item after a sequence number.
@@ -120,10 +162,8 @@ class TreeStore:
         Raises:
             AnnotationError: there is no such item.
         """
-        column = tables.events.c
         with self.database.reading() as connection:
-            statement = sql.select(tables.events).where(column.item == item, column.sequence > after)
-            rows = connection.execute(statement.order_by(column.sequence)).all()
+            rows = connection.execute(_EVENTS_AFTER, {"of": item, "after": after}).all()
         if not rows and after < 0:
             raise not_found(f"item {item:.40}")
         return [
@@ -152,21 +192,49 @@ class TreeStore:
     ) -> None:
         """Store the next events of an item, and whether the item is done after them.
 
+        Threads that wait for the disk are written together by the first one that it is free for, in one transaction: with
+        an SQLite file, a commit waits several milliseconds for the disk, and only one transaction writes at a time.
+
         Raises:
             ConflictError: the item has other events of these numbers.
             OutOfSpaceError: the disk is full; nothing was stored.
         """
-        with self.database.writing() as connection:
-            self._check_last(connection, item, events[0].sequence - 1)
-            self.states.insert(connection, states)
-            connection.execute(tables.events.insert(), [_row(item, event) for event in events])
-            connection.execute(tables.items.update().where(tables.items.c.id == item).values(is_done=is_done))
+        own = _Append(item=item, events=events, states=states, is_done=is_done)
+        self._waiting.append(own)
+        with self._turn:
+            if not own.is_decided:
+                batch = [self._waiting.popleft() for _ in range(len(self._waiting))]
+                self._write(batch)
+        if own.error is not None:
+            raise own.error
 
-    def _check_last(self, connection: sql.Connection, item: str, last: int) -> None:
-        column = tables.events.c
-        statement = sql.select(sql.func.max(column.sequence)).where(column.item == item)
-        if connection.scalar(statement) != last:
-            raise ConflictError
+    def _write(self, batch: Sequence[_Append]) -> None:
+        """Store a batch, or note the error of each entry."""
+        try:
+            with self.database.writing() as connection:
+                for each in batch:
+                    self._write_one(connection, each)
+        except BaseException as error:  # raised in the thread of each entry
+            if isinstance(error, sql.exc.IntegrityError) and len(batch) == 1:  # another server was first
+                batch[0].error = ConflictError()
+            elif isinstance(error, OpenAFMError) or len(batch) == 1:  # of the disk or the whole database: of all entries
+                for each in batch:
+                    each.error = error
+            else:
+                for each in batch:
+                    each.error = None
+                    self._write([each])
+        for each in batch:
+            each.is_decided = True
+
+    def _write_one(self, connection: sql.Connection, entry: _Append) -> None:
+        if connection.scalar(_LAST, {"of": entry.item}) != entry.events[0].sequence - 1:
+            entry.error = ConflictError()
+            return
+        self.states.insert(connection, entry.states)
+        connection.execute(_INSERT_EVENTS, [_row(entry.item, event) for event in entry.events])
+        if any(event.kind in _CHANGES_DONE for event in entry.events):
+            connection.execute(_SET_DONE, {"of": entry.item, "done": entry.is_done})
 
 
 def open_trees(project: Project, database: str, schemas: Sequence[Schema], clock: Clock | None = None) -> TreeStore:

@@ -7,7 +7,7 @@ import { runModel, stopModel } from "/static/annotate/run.js";
 
 const POLL_MS = 4000;
 const page = randomHex(8);
-let project, view, csrf;
+let project, items, view, csrf;
 let chosen = 0; // id of the step that had the focus last
 
 const ACTIONS = [
@@ -197,7 +197,7 @@ async function run() {
       if (event.type === "calls" || event.type === "result") live.replaceChildren(callsElement(calls, results));
       if (event.type === "node") {
         live.textContent = "";
-        view = await call("GET", `/items/${view.id}?page=${page}`);
+        if (event.view.id === view.id) view = event.view; // the annotator may show another item meanwhile
         draw();
       }
       if (event.type === "stopped" && event.reason === "error") showError(event);
@@ -220,7 +220,6 @@ async function send(event) {
   if (await tryChange("append", { content: { kind: "query", text, calls: [] } })) {
     byId("composer").query.value = "";
     localStorage.removeItem(`draft-${view.id}`);
-    await refreshItems();
     await run();
   }
   return undefined;
@@ -230,7 +229,9 @@ const COMMANDS = {
   undo: () => tryChange("undo"),
   redo: () => tryChange("redo"),
   done: async () => {
-    if (await tryChange("done", { is_on: !view.is_done })) await refreshItems();
+    if (!(await tryChange("done", { is_on: !view.is_done }))) return;
+    for (const item of items) if (item.id === view.id) item.is_done = view.is_done;
+    drawItems();
   },
   "comment-item": () => act("comment", { id: 0, flags: [] }),
   restart: () => act("revert", { id: 0 }),
@@ -262,8 +263,12 @@ function onKey(event) {
 }
 
 async function refreshItems() {
-  project = await call("GET", "/project");
-  const entries = project.items.map((item) => {
+  items = await call("GET", "/items");
+  drawItems();
+}
+
+function drawItems() {
+  const entries = items.map((item) => {
     const text = `${item.is_done ? "✓ " : ""}${item.title} (${item.language})`;
     return element("li", {}, element("button", { type: "button", onclick: () => load(item.id).catch(showError) }, text));
   });
@@ -287,6 +292,7 @@ async function poll() {
 async function start() {
   connectTheme();
   csrf = (await openSession()).csrf;
+  project = await call("GET", "/project");
   await refreshItems();
   document.title = project.title;
   byId("title").textContent = project.title;
