@@ -26,9 +26,13 @@ app = typer.Typer(
 @app.callback()
 def reproduce(
     context: typer.Context,
-    size: Annotated[str, typer.Option(help="tiny (two steps of each training), micro or nano.")] = "micro",
+    size: Annotated[str, typer.Option(help="tiny (two steps of each training), micro or nano; base with --plan.")] = "micro",
     only: Annotated[str, typer.Option(help="Names of stages, separated by commas; the others stay as they are.")] = "",
     plan: Annotated[bool, typer.Option("--plan", help="List the stages and what is done, and run nothing.")] = False,
+    chip: Annotated[str, typer.Option(help="Kind of chip for the plan of the size base.")] = "tpu-v5p",
+    price: Annotated[
+        float | None, typer.Option(help="Price of a chip-hour, for the cost of the size base.", min=0.0)
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder; a run in it is continued.")] = Path("reproduction"),
     json: JsonOption = False,
 ) -> None:
@@ -38,6 +42,9 @@ def reproduce(
     from openafm.recipes.reproduction.runner import check_names, run_stages
     from openafm.recipes.reproduction.stages import report_stages
 
+    if size == "base":
+        _plan_base(plan, chip, price, [name for name in only.split(",") if name], json)
+        return
     stages = report_stages(_checked(size))
     chosen = [name for name in only.split(",") if name]
     check_names(stages, chosen)
@@ -56,6 +63,39 @@ def reproduce(
         raise OpenAFMError(
             f"these stages were not done: {', '.join(failed)}; the page has the reasons; repeat the command afterwards"
         )
+
+
+def _plan_base(is_plan: bool, chip: str, price: float | None, only: list[str], json: bool) -> None:
+    """Print layout, days and chip-hours of the report's trainings, and the options of `train` for each."""
+    from openafm.recipes.reproduction.base_plan import BASE_STAGES, PlannedOnlyError, plan_base
+    from openafm.training.planning.search import layout_name
+
+    if not is_plan:
+        raise PlannedOnlyError
+    known = [stage.recipe for stage in BASE_STAGES]
+    if unknown := [name for name in only if name not in known]:
+        raise UsageError(f"the size base has no training '{unknown[0]}'; its trainings: {', '.join(known)}")
+    chosen = tuple(stage for stage in BASE_STAGES if not only or stage.recipe in only)
+    planned = plan_base(chip, {} if price is None else {chip: price}, chosen)
+    if json:
+        print_json([one.to_dict() for one in planned])
+        return
+    rows = []
+    for one in planned:
+        stage, run = one.stage, one.run
+        facts = (stage.section, stage.recipe, stage.model, f"{stage.tokens / 1e9:,.0f}{'' if stage.is_stated else ' *'}")
+        if run is None:
+            rows.append((*facts, stage.devices, "does not fit", "-", "-", "-", "-"))
+            continue
+        mesh = layout_name(run.plan.shape) + (", recomputed" if run.plan.workload.activation_checkpointing else "")
+        cost = "-" if run.cost is None else f"{run.cost / 1e6:,.2f}"
+        days, thousands = f"{run.simulated.wall / 86400:.2f}", f"{run.chip_hours / 1000:,.0f}"
+        rows.append((*facts, stage.devices, mesh, f"{run.step_seconds:.3g}", days, thousands, cost))
+    headings = ("section", "training", "model", "10^9 tokens", "chips", "mesh", "s/step", "days", "1,000 chip-hours")
+    print_table((*headings, "cost in millions"), rows)
+    print_text("\n* assumed: the report does not state it. Speed is half of the plan's, which is at peak rates.\n")
+    for one in planned:
+        print_text(f"{one.stage.recipe}: {' '.join(one.settings) or one.reason}")
 
 
 @app.command("report")

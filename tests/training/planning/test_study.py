@@ -16,7 +16,7 @@ from openafm.training.planning.plan import Workload
 from openafm.training.planning.study import Assumptions, Impossible, StudiedRun, study
 
 CLUSTER = Failures(between=22_000.0, save=5.0, restart=600.0)
-FULL = ["plan", "server.full", "--devices", "8192", "--slices", "4", "--rows-per-step", "4096", "--study"]
+FULL = ["plan", "server.full", "--devices", "256", "--rows-per-step", "1024", "--study"]
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.3, 1.0, 3.0, 10.0])

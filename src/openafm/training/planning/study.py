@@ -65,6 +65,10 @@ class StudiedRun:
         return self.simulated.work
 
     @property
+    def step_seconds(self) -> float:
+        return self.plan.step_seconds / self.assumptions.efficiency
+
+    @property
     def expected_goodput(self) -> float:
         """Return the goodput of Daly's formula at the best interval."""
         return self.work / self.failures.expected_wall(self.work, self.failures.best_interval)
@@ -82,7 +86,7 @@ class StudiedRun:
         return {
             "chip": self.plan.chip.name,
             "mesh": self.plan.shape.axes,
-            "step_seconds": self.plan.step_seconds / self.assumptions.efficiency,
+            "step_seconds": self.step_seconds,
             "model_flops_utilization": self.plan.model_flops_utilization * self.assumptions.efficiency,
             "days_without_failures": self.work / DAY,
             "hours_between_failures": self.failures.between / HOUR,
