@@ -170,7 +170,7 @@ class ChatLoop:
         self._images.append(_path(file, "/image"))
         try:
             with_images("", self._images[-1:])
-        except UsageError:
+        except OpenAFMError:
             self._images.pop()
             raise
         _note(f"the next prompt has {len(self._images)} {'image' if len(self._images) == 1 else 'images'}")

@@ -61,7 +61,7 @@ def hf(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
+    """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3, InternVL) with tokenizer and chat template."""
     from openafm.bundle import bundle_place
     from openafm.bundle.hugging_face import Calibration, import_hugging_face
     from openafm.core.errors import UsageError

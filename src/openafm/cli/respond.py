@@ -124,19 +124,15 @@ def with_images(text: str, paths: Sequence[Path]) -> PromptLike:
     """Return a prompt with images before its text, as in training.
 
     Raises:
-        UsageError: an image cannot be read.
+        ImagePromptError: an image cannot be read.
     """
     from openafm.framework.transcripts.images import Image
-    from openafm.framework.transcripts.prompt import ImagePromptError, Prompt
+    from openafm.framework.transcripts.prompt import Prompt
 
     images = []
     for path in paths:
-        try:
-            images.append(Image(path))
-            num_frames = images[-1].num_frames()
-        except ImagePromptError as error:
-            raise UsageError(str(error)) from error
-        if num_frames > 1:
+        images.append(Image(path))
+        if (num_frames := images[-1].num_frames()) > 1:
             print(f"note: {escaped(str(path))} has {num_frames} frames; the model sees the first", file=sys.stderr)
     return Prompt(*images, text) if images else text
 

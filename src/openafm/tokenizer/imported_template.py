@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openafm.core.config import ConfigError, from_dict
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import (
     AssistantTurn,
-    ContentTurn,
+    ImagePart,
     Instructions,
     JsonSchema,
     ToolCall,
@@ -32,6 +32,7 @@ from openafm.tokenizer.template import (
     CallsSyntax,
     ChatTemplateError,
     EncodedText,
+    ImageSpan,
     MalformedAnswerError,
     Parts,
     check_no_special,
@@ -52,6 +53,8 @@ class ImportedTemplate(BaseChatTemplate):
         start: beginning of a conversation without instructions.
         instructions: beginning of a conversation with instructions.
         assistant_opening: the generation prompt; stays in the history unchanged.
+        image: an image between the texts of a prompt; {image} is its token, repeated. Empty: the model takes no images.
+        image_token: the token of {image}; the model replaces its embeddings.
     """
 
     version: int = VERSION
@@ -63,6 +66,8 @@ class ImportedTemplate(BaseChatTemplate):
     response_format: Row = ("\n\nAnswer with compact JSON of this form:\n", "{schema}")
     assistant_opening: Row
     assistant_closing: Row
+    image: Row = ()
+    image_token: str = ""
     tools: ToolsLayout | None = None
 
     def __post_init__(self) -> None:
@@ -80,6 +85,9 @@ class ImportedTemplate(BaseChatTemplate):
             self.stop[:1] == self.assistant_closing[:1] and set(self.stop) <= set(self.tokens),
             "stop must hold tokens only, and first the one that assistant_closing starts with",
         )
+        if self.image:
+            self._require_fields("image", self.image, ("image",))
+            self.require(self.image_token in self.tokens, f"image_token must be one of tokens, got {self.image_token!r}")
         if self.tools is not None:
             self._check_tools(self.tools)
 
@@ -89,14 +97,14 @@ class ImportedTemplate(BaseChatTemplate):
 
     @property
     def can_take_images(self) -> bool:
-        return False
+        return bool(self.image)
 
     def encode_turn(self, tokenizer: Tokenizer, turn: Turn) -> EncodedText:
         match turn:
             case Instructions():
                 return self._context(tokenizer, self._instructions(tokenizer, turn))
             case UserTurn():
-                return self._context(tokenizer, self._user(tokenizer, turn))
+                return self._with_images(tokenizer, self._context(tokenizer, self._user(tokenizer, turn)), turn.images)
             case ToolTurn():
                 return self.encode_outputs(tokenizer, (turn,))
             case AssistantTurn():
@@ -106,7 +114,8 @@ class ImportedTemplate(BaseChatTemplate):
         tools = self._tools()
         parts = self._fill(tokenizer, tools.output_opening)
         for position, output in enumerate(outputs):
-            _check_no_images(output)
+            if output.images:
+                raise ChatTemplateError(_NO_IMAGES_IN_OUTPUTS)
             parts += self._fill(tokenizer, tools.output_separator if position else ())
             parts += self._fill(tokenizer, tools.output, text=output.text, name=output.name)
         return self._context(tokenizer, parts + self._fill(tokenizer, tools.output_closing))
@@ -184,11 +193,34 @@ class ImportedTemplate(BaseChatTemplate):
         return self._fill(tokenizer, tools.instructions if turn.text else tools.start, text=turn.text, tools=listed)
 
     def _user(self, tokenizer: Tokenizer, turn: UserTurn) -> Parts:
-        _check_no_images(turn)
+        if turn.images and not self.image:
+            raise ChatTemplateError(_NO_IMAGES)
         wanted: Parts = []
         if turn.response_format is not None:
             wanted = self._fill(tokenizer, self.response_format, schema=schema_text(turn.response_format))
-        return self._fill(tokenizer, self.user, text=turn.text, response_format=wanted)
+        text = self._content_parts(tokenizer, turn) if turn.images else turn.text
+        return self._fill(tokenizer, self.user, text=text, response_format=wanted)
+
+    def _content_parts(self, tokenizer: Tokenizer, turn: UserTurn) -> Parts:
+        parts: Parts = []
+        for part in turn.content:
+            if isinstance(part, ImagePart):
+                placeholders: Parts = [tokenizer.special_ids[self.image_token]] * part.num_tokens
+                parts += self._fill(tokenizer, self.image, image=placeholders)
+            else:
+                parts.append(part.text)
+        return parts
+
+    def _with_images(self, tokenizer: Tokenizer, encoded: EncodedText, images: Sequence[ImagePart]) -> EncodedText:
+        """Add the spans of images: their tokens in order, because no text encodes to the image token."""
+        if not images:
+            return encoded
+        placeholder, spans, first = tokenizer.special_ids[self.image_token], [], 0
+        for image in images:
+            start = encoded.tokens.index(placeholder, first)
+            first = start + image.num_tokens
+            spans.append(ImageSpan(start=start, stop=first, digest=image.digest))
+        return replace(encoded, images=tuple(spans))
 
     def _answer(self, tokenizer: Tokenizer, turn: AssistantTurn) -> EncodedText:
         # The opening is encoded separately, because generation starts after its tokens.
@@ -315,9 +347,10 @@ class ImportedTemplate(BaseChatTemplate):
 _MARKS = "".join(map(chr, range(0xD800, 0xE000)))
 
 
-def _check_no_images(turn: ContentTurn) -> None:
-    if turn.images:
-        raise ChatTemplateError("this model's chat template has no image tokens; send text only, or use a model for images")
+_NO_IMAGES = "this model's chat template has no image tokens; send text only, or use a model for images"
+_NO_IMAGES_IN_OUTPUTS = (
+    "this model's chat template has no images in outputs of tools; return text, or attach them to a prompt"
+)
 
 
 def _written(value: str, how: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Import and export of local Hugging Face folders (Llama, Qwen2, Qwen3, SmolLM3)."""
+"""Import and export of local Hugging Face folders (Llama, Qwen2, Qwen3, SmolLM3); import of InternVL."""
 
 from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError

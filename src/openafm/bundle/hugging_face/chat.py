@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
+from openafm.bundle.hugging_face.image_layout import IMAGE_TALK, ImageTokens, with_images
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.layout import Layout, TemplateReader, messages_of, read_layout, template_of
 from openafm.bundle.hugging_face.tools import TOOL_PASSINGS, ToolPassing, read_tools
@@ -45,6 +46,7 @@ class _Comparison:
     layout: Layout
     tokenizer: Tokenizer
     original: tokenizers.Tokenizer
+    images: ImageTokens | None = None
 
     def check(self, template: ImportedTemplate, turns: Sequence[Turn], passing: ToolPassing = TOOL_PASSINGS[0]) -> None:
         """Compare every prefix of a conversation that the model would answer, and the whole.
@@ -70,11 +72,12 @@ class _Comparison:
         tools = [_tool_message(tool) for turn in turns if isinstance(turn, Instructions) for tool in turn.tools]
         messages = messages_of(turns, calls_in_text=passing.calls_in_text)
         theirs = self.jinja.text(messages, tools, prompt=not is_answered, **passing.keywords)
-        if self._without_kept(ours) != self._without_kept(theirs):
-            at = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+        written = ours if self.images is None else self.images.as_in_template(ours)
+        if self._without_kept(written) != self._without_kept(theirs):
+            at = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(written, theirs, strict=False)))
             raise UnsupportedTemplateError(
                 f"the chat template changes earlier turns in longer conversations: it writes {theirs[at : at + 60]!r} where "
-                f"turns one by one give {ours[at : at + 60]!r}"
+                f"turns one by one give {written[at : at + 60]!r}"
             )
         if self.original.encode(ours, add_special_tokens=False).ids != tokens:
             raise UnsupportedTemplateError("turns encoded one by one give different tokens from the whole conversation")
@@ -84,13 +87,18 @@ class _Comparison:
 
 
 def read_chat_template(
-    jinja: JinjaTemplate, tokenizer: Tokenizer, original: tokenizers.Tokenizer, stop: Sequence[str]
+    jinja: JinjaTemplate,
+    tokenizer: Tokenizer,
+    original: tokenizers.Tokenizer,
+    stop: Sequence[str],
+    images: ImageTokens | None = None,
 ) -> ReadTemplate:
     """Return the chat template as data.
 
     Args:
         original: the tokenizer as transformers uses it, which matches special tokens inside text.
         stop: tokens that end an answer, in addition to the one that the template writes.
+        images: the tokens of images, for a model with a vision encoder.
 
     Raises:
         UnsupportedTemplateError: the template cannot be made append-only; the message has the place.
@@ -98,8 +106,10 @@ def read_chat_template(
     reader = TemplateReader(jinja, tokenizer)
     layout = read_layout(reader)
     template = template_of(reader, layout, stop)
-    comparison = _Comparison(jinja=jinja, layout=layout, tokenizer=tokenizer, original=original)
-    for conversation in _PLAIN:
+    comparison = _Comparison(jinja=jinja, layout=layout, tokenizer=tokenizer, original=original, images=images)
+    if images is not None:
+        template = with_images(reader, layout, template, images)
+    for conversation in _PLAIN if images is None else (*_PLAIN, IMAGE_TALK):
         comparison.check(template, conversation)
     notes = [*_notes(layout, template)]
     template, reason = _with_tools(reader, template, comparison)

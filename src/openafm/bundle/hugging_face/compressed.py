@@ -19,6 +19,7 @@ from openafm.bundle.errors import BundleError
 from openafm.bundle.tensor_file import MappedTensor, TensorSource, in_memory, read_tensors, release_pages, write_file
 from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
+from openafm.compression.int8_rows import is_vision, with_vision_in_8_bits
 from openafm.compression.numerics import Numerics
 from openafm.core.files import atomic_file
 
@@ -121,8 +122,12 @@ def _parts(tensors: Sequence[TensorSource]) -> list[list[TensorSource]]:
 def _stored(tensor: TensorSource, numerics: Numerics, method: LayerMethod | None) -> Iterator[MappedTensor]:
     """Yield the tensors of the bundle that hold a weight of the checkpoint."""
     name = tensor.name
-    if len(tensor.shape) != 2:
+    if len(tensor.shape) != 2 or name == "vision.registers_RD":
         yield in_memory(name, _whole(tensor))
+        return
+    if is_vision(name) and numerics.vision == "int8_per_row":
+        rounded, _ = with_vision_in_8_bits({name: _whole(tensor)}, numerics)
+        yield from (in_memory(each, array) for each, array in rounded.items())
         return
     is_inside = name.startswith("layers.")
     weights = numerics.weights_of(name.removesuffix(".weight")) if is_inside else numerics.embedding
@@ -134,8 +139,8 @@ def _stored(tensor: TensorSource, numerics: Numerics, method: LayerMethod | None
             matrix = method.quantize(name.removesuffix(".weight"), _whole(tensor), FORMATS[weights])
             arrays = matrix.tensors(name)
         else:
-            rounded = [FORMATS[weights].quantize(rows, name).tensors(name) for rows in finite_rows(tensor)]
-            arrays = {each: np.concatenate([chunk[each] for chunk in rounded]) for each in rounded[0]}
+            chunks = [FORMATS[weights].quantize(rows, name).tensors(name) for rows in finite_rows(tensor)]
+            arrays = {each: np.concatenate([chunk[each] for chunk in chunks]) for each in chunks[0]}
     except CompressionError as error:
         raise BundleError(f"{tensor.file}: {error}") from error
     for each, array in arrays.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.core.config import ConfigError
+from openafm.core.config import ConfigError, nearest
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -23,6 +24,7 @@ from openafm.models.config import (
 
 _THETAS = {"llama": 1e4, "qwen2": 1e4, "qwen3": 1e4, "smollm3": 2e6}  # defaults of transformers
 FAMILIES = tuple(_THETAS)
+VISION_FAMILIES = ("internvl",)
 _LARGEST = {
     "num_hidden_layers": 1 << 10,
     "hidden_size": 1 << 17,
@@ -45,15 +47,30 @@ def decoder_config(values: Values) -> DecoderConfig:
     """
     family = values.get("model_type")
     if family not in FAMILIES:
-        raise HuggingFaceError(f"the checkpoint is a '{family}' model; openafm imports {', '.join(FAMILIES)}")
-    try:
+        raise HuggingFaceError(_unknown(family, has_vision="vision_config" in values))
+    with checked_values("config.json"):
         _refuse_unsupported(values)
         check_sizes(values)
         return _decoder(family, values)
+
+
+@contextmanager
+def checked_values(file: str) -> Iterator[None]:
+    """Raise errors of reading a file's values as `HuggingFaceError`."""
+    try:
+        yield
     except KeyError as error:
-        raise HuggingFaceError(f"config.json lacks {error}; restore the folder") from error
+        raise HuggingFaceError(f"{file} lacks {error}; restore the folder") from error
     except (ConfigError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        raise HuggingFaceError(f"config.json has an invalid value: {error}") from error
+        raise HuggingFaceError(f"{file} has an invalid value: {error}") from error
+
+
+def _unknown(family: object, *, has_vision: bool) -> str:
+    if not has_vision:
+        return f"the checkpoint is a '{family}' model; openafm imports {', '.join((*FAMILIES, *VISION_FAMILIES))}"
+    hint = ". Its name often ends in -hf where transformers wrote the folder" if family == "internvl_chat" else ""
+    known = nearest(str(family), list(VISION_FAMILIES))
+    return f"the checkpoint is a '{family}' model with a vision encoder, which is not supported{known}{hint}"
 
 
 def check_sizes(values: Values) -> None:

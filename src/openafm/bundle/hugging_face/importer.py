@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +19,18 @@ from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.compressed import LayerMethod, embeddings_of, write_parts
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
+from openafm.bundle.hugging_face.image_layout import image_tokens
+from openafm.bundle.hugging_face.internvl import internvl_config
+from openafm.bundle.hugging_face.internvl_weights import read_internvl_weights
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
-from openafm.bundle.tensor_file import MappedTensor
+from openafm.bundle.tensor_file import MappedTensor, TensorSource
 from openafm.compression.errors import CompressionError
 from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.core.files import read_document
 from openafm.models.config import DecoderConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.files import read_imported_tokenizer
 from openafm.tokenizer.imported import ImportedTokenizer
@@ -68,14 +72,14 @@ def import_hugging_face(
         OutOfSpaceError: the disk is full. After any error `place` is unchanged.
     """
     values = _read_json(folder / "config.json")
-    config = decoder_config(values)
-    tensors = read_weights(folder, config)
+    config, tensors = _model(folder, values)
     tokenizer = _tokenizer(folder)
     if tokenizer.vocab_size > config.vocab_size:
         counts = f"{tokenizer.vocab_size} tokens, the model has {config.vocab_size}"
         raise HuggingFaceError(f"{folder / 'tokenizer.json'} has {counts}; restore the folder")
     read = _chat_template(folder, values, tokenizer, today or datetime.date.today())
-    card = _card(place.name, values, read.notes)
+    notes = (*read.notes, *_image_notes(config))
+    card = _card(place.name, values, notes)
     if weights is None:
         bundle = write_bundle(
             place,
@@ -99,11 +103,39 @@ def import_hugging_face(
             write_weights=lambda parts: write_parts(parts, tensors, numerics, method, on_part),
             card=card,
         )
-    return ImportReport(bundle=bundle, notes=read.notes)
+    return ImportReport(bundle=bundle, notes=notes)
+
+
+def _model(folder: Path, values: dict[str, Any]) -> tuple[DecoderConfig, Sequence[TensorSource]]:
+    """Return the config of a checkpoint and its weights."""
+    if values.get("model_type") != "internvl":
+        config = decoder_config(values)
+        return config, read_weights(folder, config)
+    multimodal = internvl_config(values, _image_processor(folder))
+    has_bias = bool(values["vision_config"].get("attention_bias", False))
+    return multimodal, read_internvl_weights(folder, multimodal, has_attention_bias=has_bias)
+
+
+def _image_processor(folder: Path) -> dict[str, Any]:
+    """Return the settings of the image processor, from either file that transformers writes."""
+    if (folder / "preprocessor_config.json").is_file():
+        return _read_json(folder / "preprocessor_config.json")
+    settings = _read_json(folder / "processor_config.json", may_be_missing=True).get("image_processor")
+    if not isinstance(settings, dict):
+        raise HuggingFaceError(f"{folder} has no preprocessor_config.json, which sets how images are resized; restore it")
+    return settings
+
+
+def _image_notes(config: DecoderConfig) -> tuple[str, ...]:
+    if not isinstance(config, MultimodalConfig):
+        return ()
+    usual, *others = config.image_modes
+    details = "".join(f", {min(each.token_counts)} to {each.num_tokens} with image_detail {each.name}" for each in others)
+    return (f"an image takes {usual.num_tokens} tokens{details}",)
 
 
 def _import_key(
-    folder: Path, tensors: Sequence[MappedTensor], numerics: Numerics, read: ReadTemplate, calibration: Calibration | None
+    folder: Path, tensors: Sequence[TensorSource], numerics: Numerics, read: ReadTemplate, calibration: Calibration | None
 ) -> str:
     """Return a digest of what decides the weights' bytes, by which a killed import continues."""
     states = sorted(file_state(file) for file in {tensor.file for tensor in tensors})
@@ -121,16 +153,20 @@ def file_state(file: Path) -> tuple[str | int, ...]:
 
 
 def _native_numerics(config: DecoderConfig, weights: Weights) -> Numerics:
+    has_8_bit_vision = isinstance(config, MultimodalConfig) and weights != "bf16"
     try:
-        return native_numerics(config, weights)
+        numerics = native_numerics(config, weights)
+        return replace(numerics, vision="int8_per_row") if has_8_bit_vision else numerics
     except CompressionError as error:
         raise HuggingFaceError(f"{error}; use --weights bf16") from error
 
 
-def _gptq(config: DecoderConfig, tensors: list[MappedTensor], tokens_BS: NDArray[np.int64]) -> LayerMethod:
+def _gptq(config: DecoderConfig, tensors: Sequence[TensorSource], tokens_BS: NDArray[np.int64]) -> LayerMethod:
     from openafm.compression.post_training.layerwise import LayerwiseGPTQ
 
-    return LayerwiseGPTQ(config, embeddings_of(tensors, tokens_BS))
+    decoder = config.decoder if isinstance(config, MultimodalConfig) else config
+    mapped = [tensor for tensor in tensors if isinstance(tensor, MappedTensor)]
+    return LayerwiseGPTQ(decoder, embeddings_of(mapped, tokens_BS))
 
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:
@@ -151,13 +187,16 @@ def _chat_template(folder: Path, values: dict[str, Any], tokenizer: ImportedToke
     variables = {key: _content(named[key]) for key in _TOKEN_VARIABLES if named.get(key) is not None}
     jinja = JinjaTemplate(_jinja_source(folder, settings), variables, today)
     generation = _read_json(folder / "generation_config.json", may_be_missing=True)
-    stop_ids = [*_ids(generation.get("eos_token_id")), *_ids(values.get("eos_token_id"))]
+    text = values.get("text_config", values)  # of a model with a vision encoder
+    stop_ids = [*_ids(generation.get("eos_token_id")), *_ids(text.get("eos_token_id"))]
     names = {id: name for name, id in tokenizer.special_ids.items()}
     stop = [names[id] for id in stop_ids if id in names] + [variables["eos_token"]] * ("eos_token" in variables)
     original = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     original.no_truncation()
     original.no_padding()
-    return read_chat_template(jinja, tokenizer, original, [name for name in stop if name in tokenizer.special_ids])
+    has_images = values.get("model_type") == "internvl"
+    images = image_tokens(settings, tokenizer.special_ids, values.get("image_token_id")) if has_images else None
+    return read_chat_template(jinja, tokenizer, original, [name for name in stop if name in tokenizer.special_ids], images)
 
 
 def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
@@ -179,8 +218,9 @@ def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
     return source
 
 
-def _numerics(tensors: list[MappedTensor], compute: Literal["float32", "bfloat16"]) -> Numerics:
-    layers = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name != "embedding"}
+def _numerics(tensors: Sequence[TensorSource], compute: Literal["float32", "bfloat16"]) -> Numerics:
+    others = ("embedding", "vision.registers_RD")
+    layers = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name not in others}
     embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
     return Numerics(weights=_dtype(layers), embedding=_dtype(embedding), activations=compute, kv=compute)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate, Message
 from openafm.tokenizer.bpe import Tokenizer
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, TextPart, ToolCall, ToolTurn, Turn, UserTurn
 from openafm.tokenizer.imported_template import ImportedTemplate
 from openafm.tokenizer.layouts import FIELD, JsonStyle, Row
 
@@ -149,6 +149,14 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
+def user_parts(turn: UserTurn) -> Message:
+    """Return a prompt with images in the form of a message: a list of its parts."""
+    parts = [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in turn.content
+    ]
+    return {"role": "user", "content": parts}
+
+
 def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
@@ -182,7 +190,7 @@ def _messages(turn: Turn, calls_in_text: bool) -> list[Message]:
         case Instructions():
             return [system(turn.text)] if turn.text else []
         case UserTurn():
-            return [user(turn.text)]
+            return [user_parts(turn) if turn.images else user(turn.text)]
         case ToolTurn():
             return [tool_output(turn)]
         case AssistantTurn(tool_calls=()):

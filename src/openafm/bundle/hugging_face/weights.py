@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,27 +66,60 @@ def read_weights(folder: Path, config: DecoderConfig) -> list[MappedTensor]:
         HuggingFaceError: a file or weight is missing, a weight is unknown or has the wrong shape.
         BundleError: a file is damaged.
     """
+    return decoder_weights(stored_weights(folder), config)
+
+
+def stored_weights(folder: Path) -> dict[str, MappedTensor]:
+    """Return every tensor of a checkpoint, mapped from its files.
+
+    Raises:
+        HuggingFaceError: a file is missing.
+        BundleError: a file is damaged.
+    """
+    return {name: tensor for file in _files(folder) for name, tensor in read_tensors(file).items()}
+
+
+def decoder_weights(stored: Mapping[str, MappedTensor], config: DecoderConfig) -> list[MappedTensor]:
+    """Return every weight of the decoder from the tensors of a checkpoint, which hold nothing else.
+
+    Raises:
+        HuggingFaceError: a weight is missing, unknown or has the wrong shape.
+    """
     expected = decoder_shapes(config)
     found: dict[str, MappedTensor] = {}
-    for file in _files(folder):
-        for name, tensor in read_tensors(file).items():
-            ours = decoder_name(name)
-            if ours is None and not _DERIVED.fullmatch(name):
-                raise HuggingFaceError(f"{file.name}: the weight '{name}' does not exist in a decoder of openafm")
-            if ours is not None:
-                found[ours] = replace(tensor, name=ours)
+    for name, tensor in stored.items():
+        ours = decoder_name(name)
+        if ours is None and not _DERIVED.fullmatch(name):
+            raise HuggingFaceError(f"{tensor.file.name}: the weight '{name}' does not exist in a decoder of openafm")
+        if ours is not None:
+            found[ours] = replace(tensor, name=ours)
     if "output.weight" not in expected:
         found.pop("output.weight", None)  # some files store the tied head twice
-    for kind, names in (("lacks", expected.keys() - found.keys()), ("does not describe", found.keys() - expected.keys())):
-        if names:
-            owner = "the checkpoint" if kind == "lacks" else "config.json"
-            raise HuggingFaceError(f"{owner} {kind} the weight '{min(names)}' ({len(names)} in all); restore the folder")
+    check_names(expected.keys(), found.keys())
     for name, shape in expected.items():
-        if found[name].shape != shape:
-            raise HuggingFaceError(
-                f"weight '{name}' has shape {found[name].shape}, config.json implies {shape}; restore the folder"
-            )
+        check_shape(name, found[name].shape, shape)
     return [found[name] for name in expected]
+
+
+def check_names(expected: Set[str], found: Set[str]) -> None:
+    """Check that a checkpoint has exactly the weights that its config.json describes.
+
+    Raises:
+        HuggingFaceError: a weight is missing, or one too many.
+    """
+    for owner, names in (("the checkpoint lacks", expected - found), ("config.json does not describe", found - expected)):
+        if names:
+            raise HuggingFaceError(f"{owner} the weight '{min(names)}' ({len(names)} in all); restore the folder")
+
+
+def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Check the shape of a weight.
+
+    Raises:
+        HuggingFaceError: it is another one.
+    """
+    if found != expected:
+        raise HuggingFaceError(f"weight '{name}' has shape {found}, config.json implies {expected}; restore the folder")
 
 
 def decoder_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -39,6 +39,7 @@ _STORED = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 _PLAIN_MODES = ("RGB", "L")
 _ORIENTATION = 0x0112  # the EXIF tag
 _UPRIGHT = 1
+_FIRST_TURNED = 5  # this orientation and higher ones swap the sides
 _PNG_EXIF = (b"eXIf", b"profile type exif", b"adobe.xmp")
 _JPEG_QUALITY = 95
 _HEAD = 4096
@@ -127,6 +128,22 @@ def decoded_image(
         ),
         pixels=array,
     )
+
+
+def upright_size(data: bytes) -> tuple[int, int] | None:
+    """Return the width and height of an image after EXIF orientation, from its header; None if it cannot be read."""
+    with needed("decoding images", "Pillow", "images"):
+        from PIL import Image
+
+        _register_formats()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        except Exception:  # malformed headers raise errors of many types; `decoded_image` has the reason
+            return None
+    width, height = image.size
+    return (height, width) if _orientation(data, image) >= _FIRST_TURNED else (width, height)
 
 
 def pixels(image: StoredImage, *, side: int = 0) -> npt.NDArray[np.uint8]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from openafm.core.config import Config
 from openafm.core.libraries import needed
 from openafm.models.vision.image_modes import MODES as MODES
-from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.image_modes import AspectTilesModeConfig, ImageModeConfig
 from openafm.models.vision.image_modes import Mode as Mode
 
 if TYPE_CHECKING:
@@ -78,9 +78,12 @@ def image_views(pixels: npt.NDArray[np.uint8], mode: ImageModeConfig) -> npt.NDA
     """Return the views of an image [H, W, 3] as [N, side, side, 3]: the overview, then the tiles row by row.
 
     With tiles, the overview is the average of their pixels, so it differs slightly from that of a mode without tiles.
+    Tiles by the image's shape (`AspectTilesModeConfig`) come before the overview, as in InternVL.
     """
     with needed("resizing images", "Pillow", "images"):
         from PIL import Image as Images
+    if isinstance(mode, AspectTilesModeConfig):
+        return _aspect_tiles(Images.fromarray(pixels), mode)
     image, side, grid = Images.fromarray(pixels), mode.side, mode.grid
     if mode.num_views == 1:
         return np.asarray(_resized(image, side))[None]
@@ -97,3 +100,15 @@ def _resized(image: Image, side: int) -> Image:
     from PIL.Image import Resampling
 
     return image.resize((side, side), Resampling.BICUBIC, reducing_gap=2.0)
+
+
+def _aspect_tiles(image: Image, mode: AspectTilesModeConfig) -> npt.NDArray[np.uint8]:
+    from PIL.Image import Resampling
+
+    (columns, rows), side = mode.grid_of(*image.size), mode.side
+    overview = np.asarray(image.resize((side, side), Resampling.BICUBIC))[None]
+    if columns * rows == 1:
+        return overview
+    whole = np.asarray(image.resize((columns * side, rows * side), Resampling.BICUBIC))
+    tiles = whole.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+    return np.concatenate((tiles, overview))

@@ -40,16 +40,24 @@ def chosen_mode(bundle: Bundle, detail: ImageDetail | None) -> ImageModeConfig:
     )
 
 
+def num_tokens_of(image: bytes, mode: ImageModeConfig) -> int:
+    """Return the number of tokens of an image in a mode; of one that cannot be read, the most of the mode."""
+    from openafm.data.images.decoding import upright_size
+
+    size = upright_size(image) if len(mode.token_counts) > 1 else None
+    return mode.num_tokens if size is None else mode.num_tokens_of(*size)
+
+
 def in_known_modes(turns: Iterable[Turn], modes: Sequence[ImageModeConfig]) -> tuple[Turn, ...]:
     """Return turns whose images have numbers of tokens that the model knows: other ones get the default mode's.
 
     The transcript of another model counts images in its own way.
     """
-    counts = {mode.num_tokens for mode in modes}
+    counts = frozenset[int]().union(*(mode.token_counts for mode in modes))
 
     def known(part: ContentPart) -> ContentPart:
         if isinstance(part, ImagePart) and modes and part.num_tokens not in counts:
-            return replace(part, num_tokens=modes[0].num_tokens)
+            return replace(part, num_tokens=min(modes[0].token_counts))
         return part
 
     def converted(turn: Turn) -> Turn:
@@ -74,7 +82,7 @@ def check_fits(token_count: int, context_size: int, turns: Iterable[Turn], modes
     counts = [image.num_tokens for turn in turns if isinstance(turn, ContentTurn) for image in turn.images]
     if not counts:
         raise ExceededContextWindowSizeError(token_count, context_size)
-    details = ", ".join(f"{mode.name} {mode.num_tokens}" for mode in modes)
+    details = ", ".join(f"{mode.name} {_counts(mode)}" for mode in modes)
     raise ExceededContextWindowSizeError(
         token_count,
         context_size,
@@ -82,3 +90,8 @@ def check_fits(token_count: int, context_size: int, turns: Iterable[Turn], modes
         f" context window of this model has {context_size}; attach fewer images, or choose another image_detail (tokens of"
         f" an image: {details})",
     )
+
+
+def _counts(mode: ImageModeConfig) -> str:
+    least = min(mode.token_counts)
+    return str(least) if least == mode.num_tokens else f"{least} to {mode.num_tokens}"

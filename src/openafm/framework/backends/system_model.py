@@ -14,7 +14,7 @@ from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends import loaded_model
 from openafm.framework.backends.adapter import Adapter, CompatibleAdapterNotFoundError, resolve_adapter
-from openafm.framework.backends.image_details import check_fits, chosen_mode, image_modes, in_known_modes
+from openafm.framework.backends.image_details import check_fits, chosen_mode, image_modes, in_known_modes, num_tokens_of
 from openafm.framework.backends.language_model import (
     Capability,
     LanguageModel,
@@ -195,12 +195,12 @@ class SystemLanguageModel(LanguageModel):
         check_fits(num_tokens, size, (last,), image_modes(bundle))
 
     def num_image_tokens(self, image: bytes, detail: ImageDetail | None = None) -> int:
-        """Return the number of tokens that an image takes; it depends on the detail alone.
+        """Return the number of tokens that an image takes, by the detail and, with tiles by its shape, by its size.
 
         Raises:
             UnsupportedAttachmentError: the model does not support images, or is not trained for this detail.
         """
-        return chosen_mode(self.described(), detail).num_tokens
+        return num_tokens_of(image, chosen_mode(self.described(), detail))
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         from openafm.framework.backends.local_executor import LocalExecutor

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
+from openafm.core.errors import UsageError
 from openafm.framework.errors import FoundationModelsError, UnsupportedCapabilityError
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.generable import Generable
@@ -19,7 +20,9 @@ class PromptError(FoundationModelsError):
 
 
 class ImagePromptError(PromptError):
-    """An image cannot be attached to a prompt."""
+    """An image cannot be attached to a prompt. On the command line a wrong call, as a wrong option is."""
+
+    exit_code = UsageError.exit_code
 
 
 class UnsupportedAttachmentError(ImagePromptError, UnsupportedCapabilityError):

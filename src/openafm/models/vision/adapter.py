@@ -7,6 +7,8 @@ Shapes: B images, Y and X patches of a side, V encoder dim, D decoder dim, T poo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,14 @@ from openafm.models.layers import Linear
 from openafm.models.vision.config import AdapterConfig
 from openafm.models.vision.encoder import LayerNorm, VisionLayer, VisionStates
 from openafm.models.vision.pooling import TAPS, pooling_of_taps
+
+
+class BaseVisionAdapter(nn.Module, ABC):
+    """Base of the adapters: from the states of a vision encoder to the embeddings of image tokens of a decoder."""
+
+    @abstractmethod
+    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
+        """Return the embeddings of the image tokens row by row, [B, T * T, D]; T is `tokens_side`, or the usual one."""
 
 
 class PooledConvolution(nn.Module):
@@ -39,8 +49,8 @@ class PooledConvolution(nn.Module):
         return tokens_BTTD
 
 
-class VisionAdapter(nn.Module):
-    """Maps the states of a vision encoder to the embeddings of image tokens of a decoder."""
+class VisionAdapter(BaseVisionAdapter):
+    """See `AdapterConfig`."""
 
     def __init__(self, config: AdapterConfig, vision_dim: int, decoder_dim: int, seed: int = 0) -> None:
         super().__init__()
@@ -53,7 +63,6 @@ class VisionAdapter(nn.Module):
             self.initialize(seed)
 
     def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
-        """Return the embeddings of the image tokens row by row, [B, T * T, D]; T is `tokens_side` or the config's."""
         num_registers = states.registers_BRD.shape[1]
         x_BTV = torch.cat((states.registers_BRD, states.patches_BYXD.flatten(1, 2)), dim=1)
         x_BTV = self.norm(self.layer(x_BTV, num_registers, 1))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from openafm.core.config import Config
 
 if TYPE_CHECKING:
-    from openafm.models.vision.adapter import VisionAdapter
+    from openafm.models.vision.adapter import BaseVisionAdapter, VisionAdapter
     from openafm.models.vision.encoder import VisionEncoder
     from openafm.models.vision.scopes import Scope
 
@@ -101,7 +101,7 @@ class VisionConfig(Config):
 
     `image_side` and `patch_side` are in pixels; `window_side` is in patches, None without windows. Other image sides are
     allowed if they divide into patches and windows: the position embeddings are interpolated. Registers are learned tokens
-    without a position; the first one is the class token.
+    without a position; the first one is the class token. InternVL's encoder has no norm after the last layer.
     """
 
     image_side: int
@@ -111,6 +111,7 @@ class VisionConfig(Config):
     window_side: int | None = None
     num_registers: int = 1
     norm_eps: float = 1e-6
+    final_norm: bool = True
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -152,7 +153,8 @@ class VisionConfig(Config):
         """Return the number of weights."""
         patches = (3 * self.patch_side**2 + 1) * self.dim
         positions = (self.grid_side(self.image_side) ** 2 + self.num_registers) * self.dim
-        return patches + positions + sum(layer.num_parameters(self.dim) for layer in self.layers) + 2 * self.dim
+        layers = sum(layer.num_parameters(self.dim) for layer in self.layers)
+        return patches + positions + layers + (2 * self.dim if self.final_norm else 0)
 
     def flops(self, image_side: int, kept: float = 1.0) -> float:
         """Return the operations of the forward pass of an image, of which a share `kept` of the patches is encoded."""
@@ -173,7 +175,36 @@ class VisionConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterConfig(Config):
+class BaseAdapterConfig(Config, ABC):
+    """Base of the adapters: from the states of an encoder to the embeddings of image tokens of a decoder."""
+
+    @abstractmethod
+    def usual_tokens(self, vision: VisionConfig, image_side: int) -> int:
+        """Return the number of tokens of a view that no mode states."""
+
+    @abstractmethod
+    def check_view(self, vision: VisionConfig, image_side: int, num_tokens: int) -> None:
+        """Check that a view of this side can have this number of tokens.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+
+    @abstractmethod
+    def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
+        """Return the number of weights between an encoder and a decoder of these dims."""
+
+    @abstractmethod
+    def flops(self, vision: VisionConfig, decoder_dim: int, image_side: int, num_tokens: int) -> float:
+        """Return the operations of the forward pass of an image with `num_tokens` tokens."""
+
+    @abstractmethod
+    def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> BaseVisionAdapter:
+        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(BaseAdapterConfig):
     """The vision-language adaptation module (report 2.3): a transformer layer, a linear projection, a 3x3 convolution, and
     average pooling to `tokens_side` x `tokens_side` tokens."""
 
@@ -185,13 +216,18 @@ class AdapterConfig(Config):
         self.require(self.tokens_side > 0, f"tokens_side must be at least 1, got {self.tokens_side}")
         self.require(isinstance(self.layer.scope, GlobalScopeConfig), "the adapter's layer attends globally")
 
+    def usual_tokens(self, vision: VisionConfig, image_side: int) -> int:
+        return self.tokens_side**2
+
+    def check_view(self, vision: VisionConfig, image_side: int, num_tokens: int) -> None:
+        is_square = math.isqrt(num_tokens) ** 2 == num_tokens
+        self.require(is_square, f"a view has a square number of tokens, got {num_tokens}")
+
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
-        """Return the number of weights between an encoder and a decoder of these dims."""
         projection = 2 * vision_dim + (vision_dim + 1) * decoder_dim
         return self.layer.num_parameters(vision_dim) + projection + (9 * decoder_dim + 1) * decoder_dim
 
     def flops(self, vision: VisionConfig, decoder_dim: int, image_side: int, num_tokens: int) -> float:
-        """Return the operations of the forward pass of an image with `num_tokens` tokens."""
         grid, tokens_side, dim = vision.grid_side(image_side), math.isqrt(num_tokens), vision.dim
         num_patches, num_states = grid * grid, grid * grid + vision.num_registers
         layer = 2.0 * num_states * (4 * dim**2 + 2 * dim * self.layer.mlp_dim)
@@ -200,7 +236,6 @@ class AdapterConfig(Config):
         return layer + 2.0 * num_patches * dim * decoder_dim + pooling + 2.0 * num_tokens * 9 * decoder_dim**2
 
     def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> VisionAdapter:
-        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
         from openafm.models.vision.adapter import VisionAdapter
 
         return VisionAdapter(self, vision_dim, decoder_dim, seed)

@@ -90,7 +90,7 @@ class VisionEncoder(nn.Module):
         self.position_GGD = nn.Parameter(torch.empty(grid, grid, config.dim))
         self.registers_RD = nn.Parameter(torch.empty(config.num_registers, config.dim))
         self.layers = nn.ModuleList(VisionLayer(layer, config.dim, config.norm_eps) for layer in config.layers)
-        self.norm = LayerNorm(config.dim, config.norm_eps)
+        self.norm = LayerNorm(config.dim, config.norm_eps) if config.final_norm else None
         if not self.position_GGD.is_meta:
             self.initialize(seed)
 
@@ -110,7 +110,8 @@ class VisionEncoder(nn.Module):
         x_BTD = torch.cat((registers_BRD, x_BNWD.flatten(1, 2)), dim=1)
         for layer in cast("Iterable[VisionLayer]", self.layers):
             x_BTD = layer(x_BTD, num_registers, num_windows)
-        x_BTD = self.norm(x_BTD)
+        if self.norm is not None:
+            x_BTD = self.norm(x_BTD)
         patches_BPD = x_BTD[:, num_registers:]
         if kept_BNK is None:
             patches_BYXD = self._rows_from_windows(patches_BPD, pixels_BYXC.shape[1])
@@ -131,7 +132,8 @@ class VisionEncoder(nn.Module):
         nn.init.normal_(self.registers_RD, std=EMBEDDING_STD, generator=generator)
         for layer in cast("Iterable[VisionLayer]", self.layers):
             layer.initialize(generator, (2 * len(self.layers)) ** -0.5)
-        self.norm.initialize()
+        if self.norm is not None:
+            self.norm.initialize()
 
     def _embedded(self, pixels_BYXC: Tensor) -> Tensor:
         """Return the patches with their positions, window by window, x_BNWD."""

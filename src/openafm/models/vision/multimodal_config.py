@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 if TYPE_CHECKING:
     from openafm.models.vision.clip import ClipModel
     from openafm.models.vision.multimodal import MultimodalDecoder
+
+
+# A union and not the base: configs of older bundles have no "type" here.
+AnyAdapterConfig: TypeAlias = AdapterConfig | PixelShuffleAdapterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class MultimodalConfig(DecoderConfig):
     """
 
     vision: VisionConfig
-    adapter: AdapterConfig
+    adapter: AnyAdapterConfig
     modes: tuple[ImageModeConfig, ...] = ()
 
     def __post_init__(self) -> None:
@@ -33,15 +37,14 @@ class MultimodalConfig(DecoderConfig):
         self.require(len(names) == len(set(names)) == len(counts), f"modes have distinct names and tokens, got {self.modes}")
         for mode in self.modes:
             self.vision.grid_side(mode.side)
-            is_square = math.isqrt(mode.tokens) ** 2 == mode.tokens
-            self.require(is_square, f"a view has a square number of tokens, got {mode.tokens}")
+            self.adapter.check_view(self.vision, mode.side, mode.tokens)
 
     @classmethod
     def of(
         cls,
         decoder: DecoderConfig,
         vision: VisionConfig,
-        adapter: AdapterConfig,
+        adapter: AnyAdapterConfig,
         modes: tuple[ImageModeConfig, ...] = (),
     ) -> Self:
         """Return a decoder with eyes."""
@@ -50,8 +53,10 @@ class MultimodalConfig(DecoderConfig):
     @property
     def image_modes(self) -> tuple[ImageModeConfig, ...]:
         """`modes`; if they are not stated, balanced mode at the encoder's side."""
-        balanced = ImageModeConfig(name="balanced", side=self.vision.image_side, tokens=self.adapter.tokens_side**2)
-        return self.modes or (balanced,)
+        if self.modes:
+            return self.modes
+        side = self.vision.image_side
+        return (ImageModeConfig(name="balanced", side=side, tokens=self.adapter.usual_tokens(self.vision, side)),)
 
     @property
     def decoder(self) -> DecoderConfig:

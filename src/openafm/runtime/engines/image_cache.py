@@ -50,7 +50,10 @@ class ImageCache:
 
     def __init__(self, engine: Engine, modes: Sequence[ImageModeConfig], most_bytes: int) -> None:
         self._engine, self._most_bytes = engine, most_bytes
-        self._modes = {mode.num_tokens: mode for mode in modes}
+        # A mode with one number of tokens comes before one with several: where the other one has this number, the views
+        # are the same.
+        by_counts = sorted(modes, key=lambda mode: len(mode.token_counts), reverse=True)
+        self._modes = {count: mode for mode in by_counts for count in mode.token_counts}
         self._lock = threading.Lock()  # never held during a call of the engine
         self._embeddings: OrderedDict[tuple[str, int], NDArray[np.float32]] = OrderedDict()
         self.num_bytes = 0
@@ -70,7 +73,7 @@ class ImageCache:
                 self._embeddings.move_to_end(key)
                 return self._embeddings[key]
         image, _, num_tokens = digest.partition(":")
-        vectors_LD = self._computed(image, self._modes[int(num_tokens)], images.get(image))
+        vectors_LD = self._computed(image, int(num_tokens), images.get(image))
         with self._lock:
             if key not in self._embeddings and vectors_LD.nbytes <= self._most_bytes:
                 self._embeddings[key] = vectors_LD
@@ -79,14 +82,20 @@ class ImageCache:
                 self.num_bytes -= self._embeddings.popitem(last=False)[1].nbytes
         return vectors_LD
 
-    def _computed(self, digest: str, mode: ImageModeConfig, data: bytes | None) -> NDArray[np.float32]:
+    def _computed(self, digest: str, num_tokens: int, data: bytes | None) -> NDArray[np.float32]:
         # A wrong image under this digest would be seen by other sessions.
         if data is None or hashlib.sha256(data).hexdigest() != digest:
             raise UnreadableImageError(
                 f"the bytes of the image {digest[:12]} are missing; pass images= to Transcript.from_dict, or attach it to a"
                 " new prompt"
             )
+        mode = self._modes[num_tokens]
         views_VYXC = image_views(model_pixels(data, mode), mode)
+        if len(views_VYXC) * mode.tokens != num_tokens:
+            raise UnreadableImageError(
+                f"the transcript counts {num_tokens} tokens for the image {digest[:12]}, this model needs"
+                f" {len(views_VYXC) * mode.tokens}: another model wrote the transcript; attach the image to a new prompt"
+            )
         vectors_LD = self._engine.encode_views(views_VYXC, mode.tokens)
         vectors_LD.flags.writeable = False
         return vectors_LD

@@ -21,6 +21,7 @@ from openafm.models.vision.config import (
     WindowScopeConfig,
 )
 from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.pooling import pooling_of_taps
 
 Floats = NDArray[np.float32]
@@ -54,10 +55,13 @@ class VisionTower:
         x_TD = np.concatenate([self._weights["vision.registers_RD"], x_1NWD.reshape(-1, self._vision.dim)])
         for index, layer in enumerate(self._vision.layers):
             x_TD = self._layer(f"vision.layers.{index}", layer, self._vision.norm_eps, x_TD, num_windows)
-        x_TD = self._norm("vision.norm", self._vision.norm_eps, x_TD)
+        if self._vision.final_norm:
+            x_TD = self._norm("vision.norm", self._vision.norm_eps, x_TD)
         grid = self._vision.grid_side(view_1YXC.shape[1])
         x_TD[num_registers:] = self._rows_from_windows(x_TD[num_registers:], grid)
         adapter = self._config.adapter
+        if isinstance(adapter, PixelShuffleAdapterConfig):
+            return self._shuffled(adapter, x_TD[num_registers:].reshape(grid, grid, -1))
         x_TD = self._norm(
             "adapter.norm", adapter.norm_eps, self._layer("adapter.layer", adapter.layer, adapter.norm_eps, x_TD)
         )
@@ -97,6 +101,13 @@ class VisionTower:
         hidden_TF = self._linear(f"{name}.up", self._norm(f"{name}.mlp_norm", eps, x_TD))
         x_TD += self._linear(f"{name}.down", gelu(hidden_TF)) * self._scale(f"{name}.mlp_scale")
         return x_TD
+
+    def _shuffled(self, config: PixelShuffleAdapterConfig, x_YXD: Floats) -> Floats:
+        """Return the tokens of a grid of patches; see `models.vision.pixel_shuffle`."""
+        tokens_side = len(x_YXD) // config.factor
+        x_TFTFD = x_YXD.reshape(tokens_side, config.factor, tokens_side, config.factor, -1)
+        x_LJ = self._norm("adapter.norm", config.norm_eps, x_TFTFD.swapaxes(1, 2).reshape(tokens_side**2, -1))
+        return self._linear("adapter.down", gelu(self._linear("adapter.up", x_LJ)))
 
     def _pooled(self, x_YXM: Floats, tokens_side: int) -> Floats:
         rows_TKY = pooling_of_taps(len(x_YXM), tokens_side)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 
 def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -> int:
@@ -18,10 +19,17 @@ def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -
     num_patches = vision.grid_side(mode.side) ** 2
     num_states = num_patches + vision.num_registers
     saved = num_patches * 3 * vision.patch_side**2 * number_bytes
-    saved += sum(_layer_bytes(layer, vision, mode.side, number_bytes) for layer in (*vision.layers, adapter.layer))
-    # The two final norms, the projection, and the pooled inputs of the convolution.
-    saved += num_states * (2 * MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
-    saved += number_bytes * config.dim * 9 * mode.tokens
+    saved += sum(_layer_bytes(layer, vision, mode.side, number_bytes) for layer in vision.layers)
+    saved += MASTER_BYTES * num_states * (vision.dim + 2) if vision.final_norm else 0
+    if isinstance(adapter, PixelShuffleAdapterConfig):
+        # The norm, the inputs of both products, and the input of GELU.
+        joined = vision.dim * adapter.factor**2
+        saved += mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
+    else:
+        # The layer, the norm, the projection, and the pooled inputs of the convolution.
+        saved += _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
+        saved += num_states * (MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
+        saved += number_bytes * config.dim * 9 * mode.tokens
     casts = 0 if number_bytes == MASTER_BYTES else number_bytes * config.other_parameters()
     return num_images * mode.num_views * saved + casts
 
