@@ -72,6 +72,7 @@ class Scheduler:
         self._is_stopped = False
         self._participants: dict[int, _Participant] = {}  # by id of the sequence
         self._last_seconds = 0.0
+        self._gathered: dict[int, _Participant] = {}  # those that the worker waits for, by id of the sequence
 
     def add(self, request: StepRequest) -> None:
         """Accept a request. The caller holds the lock, and no other request holds the sequences."""
@@ -83,7 +84,7 @@ class Scheduler:
         if self._worker is None:
             self._worker = threading.Thread(target=self._work, name="openafm-engine", daemon=True)
             self._worker.start()
-        self._changed.notify()
+        self._arrive(request)
 
     def finish(self, request: StepRequest) -> list[NDArray[np.float32]]:
         """Wait for a request, append its tokens to the sequences, release them and return the logits.
@@ -99,7 +100,7 @@ class Scheduler:
             if request.is_inline:
                 self._compute_inline(request)
             else:
-                request.ended.wait()
+                request.wait()
             if request.error is not None:
                 raise request.error
             with self.lock:
@@ -136,7 +137,8 @@ class Scheduler:
     def forget(self, sequence: Sequence) -> None:
         """Stop expecting requests for a sequence. The caller holds the lock."""
         self._participants.pop(id(sequence), None)
-        self._changed.notify()
+        if self._gathered.pop(id(sequence), None) is not None and not self._gathered:
+            self._changed.notify()
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -211,12 +213,11 @@ class Scheduler:
 
     def _end(self, request: StepRequest) -> None:
         """Take a request out of the queue and wake its caller. Idempotent."""
-        request.is_over = True
         if request in self._queue:
             self._queue.remove(request)
         if request.is_abandoned:
             self._release(request)
-        request.ended.set()
+        request.end()
 
     def _release(self, request: StepRequest) -> None:
         request.release()
@@ -227,7 +228,11 @@ class Scheduler:
 
     def _is_alone(self, request: StepRequest) -> bool:
         """True if nothing else is computed or expected, and the caller waits or the step is too short for the worker."""
-        if self._queue or self._current or any(each.thread != request.thread for each in self._absent(self.num_steps)):
+        if (
+            self._queue
+            or self._current
+            or any(each.thread != request.thread for each in self._absent(self.num_steps).values())
+        ):
             return False
         if request.is_awaited:
             return True
@@ -254,21 +259,33 @@ class Scheduler:
     def _gather(self) -> None:
         """Wait shortly for the callers of the latest step, so that sequences that decode stay one batch."""
         deadline = time.perf_counter() + _GATHER_SHARE * self._last_seconds
-        while self._absent(self.num_steps) and (left := deadline - time.perf_counter()) > 0:
+        self._gathered = self._absent(self.num_steps)
+        while self._gathered and (left := deadline - time.perf_counter()) > 0:
             self._changed.wait(left)
+        self._gathered = {}
+
+    def _arrive(self, request: StepRequest) -> None:
+        """Wake the worker for the first request of a step, and once all are there that it waits for."""
+        waited = bool(self._gathered)
+        for entry in request.entries:
+            self._gathered.pop(id(entry.sequence), None)
+        for key in [key for key, each in self._gathered.items() if each.thread == request.thread]:
+            del self._gathered[key]
+        if not self._gathered if waited else len(self._queue) == 1:
+            self._changed.notify()
 
     def _do_others_decode(self) -> bool:
-        return any(each.is_decoding for each in self._absent(self.num_steps - _RECENT_STEPS))
+        return any(each.is_decoding for each in self._absent(self.num_steps - _RECENT_STEPS).values())
 
-    def _absent(self, since: int) -> list[_Participant]:
+    def _absent(self, since: int) -> dict[int, _Participant]:
         """Return the participants of steps from `since` on whose sequence and thread have nothing in the queue."""
         present = {id(entry.sequence) for request in self._queue for entry in request.entries}
         threads = {request.thread for request in self._queue}
-        return [
-            each
+        return {
+            key: each
             for key, each in self._participants.items()
             if each.step >= since and key not in present and each.thread not in threads
-        ]
+        }
 
 
 def _record(chunks: list[TokenChunk], seconds: float) -> None:

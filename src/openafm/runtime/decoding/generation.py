@@ -193,6 +193,7 @@ class _GenerationLoop:
         self._answer_tokens: list[int] = []
         self._time_to_first_token_s: float | None = None
         self._mask_s = 0.0
+        self._needs_mask = True  # the latest choice needed the whole mask of the grammar
         self.summary: Summary | None = None
         self._started = time.perf_counter()
 
@@ -303,15 +304,28 @@ class _GenerationLoop:
     def _sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         for processor in self._options.processors:
             processor.process(logits_V, self._answer_tokens)
-        if self._matcher is not None:
-            started = time.perf_counter()
-            self._matcher.apply(logits_V)
-            self._mask_s += time.perf_counter() - started
-        return self._sampler.sample(logits_V, position)
+        if self._matcher is None:
+            return self._sampler.sample(logits_V, position)
+        started = time.perf_counter()
+        token = self._choose(self._matcher, logits_V, position)
+        self._mask_s += time.perf_counter() - started
+        return token
+
+    def _choose(self, matcher: Matcher, logits_V: NDArray[np.float32], position: int) -> int:
+        """Return a token that the grammar allows. Most models choose one anyway; then no mask is computed."""
+        if not self._options.log_probabilities:
+            token = self._sampler.sample_allowed(logits_V[: matcher.vocab_size], position, matcher.allows)
+            self._needs_mask = token is None
+            if token is not None:
+                return token
+        matcher.apply(logits_V)
+        return self._sampler.sample(logits_V[: matcher.vocab_size], position)
 
     def _beside(self) -> Callable[[], None] | None:
         """Return work to do during a step: the next mask does not depend on the step's logits."""
-        return None if self._matcher is None else partial(self._prepare, self._matcher)
+        if self._matcher is None or not self._needs_mask:
+            return None
+        return partial(self._prepare, self._matcher)
 
     def _prepare(self, matcher: Matcher) -> None:
         started = time.perf_counter()

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.runtime.decoding.closing import WATCHED, Closer
+from openafm.runtime.decoding.closing import WATCHED, Closer, KnownEnd
 from openafm.runtime.decoding.schema_finiteness import check_finite
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
@@ -65,7 +65,7 @@ class GrammarCompiler:
         self._stop = self._template.stop_token(tokenizer)
         wrapped = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, self._stop))
         self._ll_tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=self._stop)
-        self._closer = Closer(tokenizer)
+        self._closer = Closer(tokenizer, self._stop)
         self._cache_size = cache_size
         self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -154,6 +154,9 @@ class Matcher:
     """State of one answer under its grammar.
 
     llguidance never receives the stop token, because it cannot fully roll it back.
+
+    Attributes:
+        vocab_size: tokens of the tokenizer; a model may have more rows, which are never allowed.
     """
 
     def __init__(
@@ -164,9 +167,11 @@ class Matcher:
         closer: Closer | None = None,
         max_tokens: int | None = None,
     ) -> None:
-        self._matcher, self._vocab_size, self._stop = matcher, vocab_size, stop_token
+        self._matcher, self.vocab_size, self._stop = matcher, vocab_size, stop_token
         self._closer, self._max_tokens = closer, max_tokens
+        self._probes = () if closer is None else closer.probes
         self._closed_at: int | None = None  # accepted tokens when the end was forced
+        self._known_end: KnownEnd | None = None
         self._fits_from = self._fits_until = 0  # numbers of accepted tokens between which the end need not be computed
         self._accepted: list[int] = []
         self._bounds_V: NDArray[np.float32] | None = None  # inf for allowed tokens, else -inf; None: not computed
@@ -199,11 +204,11 @@ class Matcher:
     def mask(self) -> NDArray[np.bool_]:
         """Return which tokens of the tokenizer are allowed, [V]."""
         if self._forced[-1] or self.has_stopped:
-            mask_V = np.zeros(self._vocab_size, np.bool_)
+            mask_V = np.zeros(self.vocab_size, np.bool_)
             mask_V[list(self._forced[-1][:1])] = True
             return mask_V
         bits: bytes = self._checked(self._matcher.compute_bitmask())
-        return np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        return np.unpackbits(np.frombuffer(bits, np.uint8), count=self.vocab_size, bitorder="little").view(np.bool_)
 
     def prepare(self) -> None:
         """Compute the mask that `apply` uses, such as during a step. Errors are raised by `apply`."""
@@ -212,7 +217,7 @@ class Matcher:
         bits: bytes = self._matcher.compute_bitmask()
         if not self._matcher.is_error():
             bounds = _bounds_of_bytes().take(np.frombuffer(bits, np.uint8), axis=0)
-            self._bounds_V = bounds.reshape(-1)[: self._vocab_size]
+            self._bounds_V = bounds.reshape(-1)[: self.vocab_size]
 
     def apply(self, logits_V: NDArray[np.float32]) -> None:
         """Set the logits of tokens that are not allowed to -inf, in place, including ids beyond the tokenizer's."""
@@ -222,8 +227,8 @@ class Matcher:
             bounds_V = np.where(self.mask(), np.float32(np.inf), np.float32(-np.inf))
         else:
             bounds_V = self._bounds_V
-        np.fmin(logits_V[: self._vocab_size], bounds_V, out=logits_V[: self._vocab_size])
-        logits_V[self._vocab_size :] = -np.inf
+        np.fmin(logits_V[: self.vocab_size], bounds_V, out=logits_V[: self.vocab_size])
+        logits_V[self.vocab_size :] = -np.inf
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Accept `tokens`, all or none of them.
@@ -257,7 +262,7 @@ class Matcher:
             if self._closed_at is not None and len(self._accepted) < self._closed_at:
                 self._closed_at = None
             if len(self._accepted) < self._fits_from:
-                self._fits_until = 0
+                self._fits_until, self._known_end = 0, None
 
     def fork(self) -> Matcher:
         """Return an independent copy."""
@@ -265,6 +270,10 @@ class Matcher:
         fork._matcher = self._matcher.deep_copy()
         fork._accepted, fork._forced = self._accepted.copy(), self._forced.copy()
         return fork
+
+    def allows(self, token: int) -> bool:
+        """Return the token's place in `mask`, without computing the others."""
+        return self._is_legal(token, self._forced[-1])
 
     def _is_legal(self, token: int, forced: tuple[int, ...]) -> bool:
         if forced or self.has_stopped:
@@ -276,17 +285,29 @@ class Matcher:
             return ()
         if self._checked(self._matcher.is_stopped()):
             return (self._stop,)
+        if self._has_choice():
+            return self._due_end()
         forced = tuple(self._checked(self._matcher.compute_ff_tokens()))
-        if forced or self._closer is None or self._max_tokens is None:
-            return forced
-        return self._end(self._closer, self._max_tokens - len(self._accepted))
+        return forced or self._due_end()
 
-    def _end(self, closer: Closer, num_left: int) -> tuple[int, ...]:
-        """Return the end of the answer if it must begin here for `num_left` tokens to suffice, else nothing."""
+    def _has_choice(self) -> bool:
+        """Return True if texts with different first bytes may follow, as in a string. Twenty times as fast as the tokens
+        that are forced; False is no answer.
+        """
+        valid = (self._matcher.validate_tokens([token]) == 1 for token in self._probes)
+        return bool(self._checked(self._probes and all(valid)))
+
+    def _due_end(self) -> tuple[int, ...]:
+        """Return the end of the answer if it must begin here for the tokens left to suffice, else nothing."""
+        closer, most = self._closer, self._max_tokens
+        if closer is None or most is None:
+            return ()
+        num_left = most - len(self._accepted)
         count = len(self._accepted)
         if not 0 < num_left <= WATCHED or count < self._fits_until or self.may_stop:
             return ()
-        end = closer.due_end(self._matcher, self._accepted, num_left)
+        end = closer.due_end(self._matcher, self._accepted, num_left, self._known_end)
+        self._known_end = end.known
         self._fits_from, self._fits_until = count, count + end.num_safe
         if not end.tokens:
             return ()
