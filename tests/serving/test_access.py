@@ -170,16 +170,17 @@ def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
 
 
 def test_tokenizing_counts_as_a_request(locked: str, home: Path) -> None:
-    text, _ = keys.create_key("counts tokens", requests_per_minute=2)
+    text, _ = keys.create_key("counts tokens", requests_per_minute=3)
     statuses = [
         http.post(f"{locked}{path}", headers=bearer(text), json=body).status_code
         for path, body in (
             ("/tokenize", {"prompt": "a"}),
             ("/v1/detokenize", {"tokens": [600]}),
-            ("/tokenize", {"prompt": "a"}),
+            ("/v1/messages/count_tokens", CHAT),
+            ("/v1/messages/count_tokens", CHAT),
         )
     ]
-    assert statuses == [200, 200, 429]
+    assert statuses == [200, 200, 200, 429]
 
 
 def test_other_origins_and_rebound_names_are_refused(url: str) -> None:

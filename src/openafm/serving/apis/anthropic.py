@@ -136,8 +136,9 @@ async def create(body: MessagesRequest, request: Request, service: Service, call
 
 
 @router.post("/v1/messages/count_tokens")
-def count_tokens(body: CountRequest, service: Service) -> dict[str, int]:
+def count_tokens(body: CountRequest, service: Service, caller: Caller) -> dict[str, int]:
     """Return the number of tokens of a prompt."""
+    caller.check_rate()
     bundle = service.models.find(body.model).bundle
     tokens = bundle.template.encode(bundle.tokenizer, prompt_of(body.all_messages(), body.definitions()).turns).tokens
     return {"input_tokens": len(tokens) + len(bundle.template.generation_prompt(bundle.tokenizer))}
