@@ -162,7 +162,7 @@ def test_tools_run_between_the_turns_and_their_outputs_carry_no_loss(bundle: Bun
     called, output = template.encode_turn(tokenizer, call).tokens[1:], ToolTurn(name="age", text="8")
     returned = template.encode_turn(tokenizer, output).tokens + template.generation_prompt(tokenizer)
     answer = template.encode_turn(tokenizer, AssistantTurn(text="the age: 8")).tokens[1:]
-    engine.script(len(sampler.prompt_tokens(of)), [*called, *returned, *answer])
+    engine.script(len(sampler.encoded_prompt(of).tokens), [*called, *returned, *answer])
     (group,) = sampler.decode([request(0, of, count=1, environment=Doubling())], max_rows=8)
     (sample,) = group.samples
     assert sample.tokens_N.tolist() == [*called, *returned, *answer]

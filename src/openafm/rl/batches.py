@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from openafm.core.errors import OpenAFMError
 from openafm.data.batch import Batch
-from openafm.models.spans import Span
+from openafm.models.spans import EmbeddingSpan, ImageKey, Span
 from openafm.rl.trajectories import Group, Trajectory
 from openafm.training.objectives.policy_config import PolicyObjectiveConfig
 
@@ -26,6 +26,10 @@ _ROUNDING = 1e-5
 
 class RowLengthError(OpenAFMError):
     """A sample with its prompt is longer than a row of the trainer."""
+
+
+ImageViews: TypeAlias = Callable[[ImageKey], npt.NDArray[np.uint8]]
+"""Returns the views [V, side, side, 3] of an image in one resolution mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +81,15 @@ def step_batch(
     step: int,
     lag: int,
     row_tokens: int,
+    views: ImageViews | None = None,
     is_rounded: bool = False,
     rank: int = 0,
     world: int = 1,
 ) -> StepBatch:
     """Return the batch of update number `step`, counted from 0, with the samples rank, rank + world, ... of the groups.
 
-    `is_rounded` is True if generators sampled with rounded weights; every token then needs an importance weight.
+    `views` returns the views of the images of prompts. If generators sampled with rounded weights (`is_rounded`), every
+    token needs an importance weight.
 
     Raises:
         RowLengthError: a sample is longer than `row_tokens`.
@@ -109,7 +115,7 @@ def step_batch(
         num_equal += max(plain) == min(plain)
     figures = _figures([each for each, _ in trained], step, num_stale, errors)
     return StepBatch(
-        batch=_packed(trained[rank::world], None if is_rounded else step, row_tokens),
+        batch=_packed(trained[rank::world], None if is_rounded else step, row_tokens, views),
         figures=StepFigures(
             **figures,
             equal_groups=num_equal / max(len(spreads), 1),
@@ -154,7 +160,9 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def _packed(samples: Sequence[tuple[Trajectory, float]], present: int | None, row_tokens: int) -> Batch:
+def _packed(
+    samples: Sequence[tuple[Trajectory, float]], present: int | None, row_tokens: int, views: ImageViews | None
+) -> Batch:
     """Pack samples into rows: each in the first row with room for it, the longest first.
 
     `present` is the version of the weights whose tokens are on-policy; None if no token is.
@@ -174,25 +182,25 @@ def _packed(samples: Sequence[tuple[Trajectory, float]], present: int | None, ro
             lengths.append(0)
         rows[row].append(sample)
         lengths[row] += length
-    return _batch(rows, max(lengths, default=1), present)
+    return _batch(rows, max(lengths, default=1), present, views)
 
 
-def one_row(trajectories: Sequence[Trajectory]) -> Batch:
+def one_row(trajectories: Sequence[Trajectory], views: ImageViews | None = None) -> Batch:
     """Return a batch of one row with the samples in order and without advantages, to compute log-probabilities."""
-    return _batch([[(each, 0.0) for each in trajectories]], sum(map(_length, trajectories)), present=0)
+    return _batch([[(each, 0.0) for each in trajectories]], sum(map(_length, trajectories)), 0, views)
 
 
 def _length(trajectory: Trajectory) -> int:
     return len(trajectory.prompt_tokens) + len(trajectory.tokens_N)
 
 
-def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, present: int | None) -> Batch:
+def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, present: int | None, views: ImageViews | None) -> Batch:
     shape = (len(rows), width)
     tokens_BS, targets_BS = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     loss_mask_BS, is_off_policy_BS = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     advantages_BS, behavior_BS = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     support_BSV = _empty_support(rows, shape)
-    documents = []
+    documents, spans = [], list[EmbeddingSpan]()
     for row, samples in enumerate(rows):
         start = 0
         for each, advantage in samples:
@@ -207,6 +215,7 @@ def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, present: int 
             if support_BSV is not None and each.support_NV is not None:
                 support_BSV[row, answer] = each.support_NV
             documents.append(Span(row, start, stop))
+            spans += [EmbeddingSpan(row, start + image.start, start + image.stop, image.digest) for image in each.images]
             start = stop
     fields: dict[str, npt.NDArray[Any]] = {
         "advantages": advantages_BS,
@@ -219,6 +228,8 @@ def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, present: int 
         loss_mask_BS=loss_mask_BS,
         documents=tuple(documents),
         token_fields=fields if support_BSV is None else fields | {"support": support_BSV},
+        embedding_spans=tuple(spans),
+        images={} if views is None else {span.image: views(span.image) for span in spans},
     )
 
 

@@ -26,6 +26,7 @@ from openafm.core.files import atomic_file
 from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import Group, Sample, Score, Trajectory
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, ConversationError, ToolTurn
+from openafm.tokenizer.template import ImageSpan
 
 VERSION = 1
 _NAME = re.compile(r"group-(\d{11})\.npz")
@@ -110,6 +111,7 @@ def _to_bytes(group: Group) -> bytes:
         trajectories.append(
             {
                 "prompt_tokens": list(each.prompt_tokens),
+                "images": [asdict(image) for image in each.images],
                 "score": asdict(each.score),
                 "sample": _sample_to_dict(each.sample),
             }
@@ -145,6 +147,7 @@ def _from_bytes(data: bytes) -> Group:
                     group=header["number"],
                     index=index,
                     prompt_tokens=tuple(values["prompt_tokens"]),
+                    images=tuple(ImageSpan(**image) for image in values.get("images", ())),
                     **found,
                 )
             )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from openafm.rl.images import PromptImages
 from openafm.rl.prompt_sources import Environment
 from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import FinishReason, Sample
@@ -23,11 +24,19 @@ from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
 from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.row_sampling import sample_rows
 from openafm.runtime.decoding.sampling import RandomConfig, Sampler
-from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.base import Engine, InsertedEmbeddings, InsertedEmbeddingsError
 from openafm.runtime.engines.base import Sequence as EngineSequence
+from openafm.runtime.engines.image_cache import UnreadableImageError
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import AssistantTurn, ToolTurn, UserTurn
-from openafm.tokenizer.template import BaseChatTemplate, MalformedAnswerError, opened
+from openafm.tokenizer.template import (
+    BaseChatTemplate,
+    EncodedText,
+    ImageSpan,
+    MalformedAnswerError,
+    concatenated,
+    opened,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +63,16 @@ class DecodedSample:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodedGroup:
-    """The samples of a group, in order; none and an error if the prompt does not fit the context window."""
+    """The samples of a group, in order; none and an error if the prompt has an unreadable image or is too long.
+
+    `images` are the positions of images among `prompt_tokens`.
+    """
 
     request: GroupRequest
     prompt_tokens: tuple[int, ...]
     samples: tuple[DecodedSample, ...]
     error: str = ""
+    images: tuple[ImageSpan, ...] = ()
 
 
 class GroupDecoder:
@@ -69,6 +82,7 @@ class GroupDecoder:
         temperature: of the sampling, for tokens that the grammar does not force.
         max_tokens: most tokens after the prompt.
         max_turns: most turns of the policy.
+        images: reads the images of prompts; None if prompts have no images.
     """
 
     def __init__(
@@ -80,11 +94,14 @@ class GroupDecoder:
         temperature: float,
         max_tokens: int,
         max_turns: int,
+        images: PromptImages | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.template = engine, tokenizer, template
         self.temperature, self.max_tokens, self.max_turns = temperature, max_tokens, max_turns
         self.stop_tokens = template.stop_tokens(tokenizer)
         self._grammars: GrammarCompiler | None = None
+        self._images = images
+        self._embeddings = None if images is None else images.cache(engine)
 
     def decode(
         self, requests: Sequence[GroupRequest], max_rows: int, before_step: Callable[[], None] = lambda: None
@@ -115,18 +132,38 @@ class GroupDecoder:
             self._grammars = GrammarCompiler(self.tokenizer, self.template)
         return self._grammars.json_schema(last.response_format)
 
-    def prompt_tokens(self, prompt: RLPrompt) -> list[int]:
-        """Return the tokens of the conversation and of the opening of the policy's turn."""
-        turns = opened(prompt.conversation.turns)
-        return self.template.encode(self.tokenizer, turns).tokens + self.template.generation_prompt(self.tokenizer)
+    def encoded_prompt(self, prompt: RLPrompt) -> EncodedText:
+        """Return the conversation and the opening of the policy's turn."""
+        encoded = self.template.encode(self.tokenizer, opened(prompt.conversation.turns))
+        opening = self.template.generation_prompt(self.tokenizer)
+        return concatenated([encoded, EncodedText(tokens=opening, loss_mask=[False] * len(opening))])
+
+    def _inserted(self, encoded: EncodedText) -> list[InsertedEmbeddings]:
+        """Return the embeddings of the images of a prompt.
+
+        Raises:
+            UnreadableImageError: an image cannot be read, or has no resolution mode.
+            InsertedEmbeddingsError: the model reads no images.
+        """
+        if not encoded.images:
+            return []
+        if self._images is None or self._embeddings is None:
+            raise InsertedEmbeddingsError("the prompt has images; build the decoder with `images`")
+        self._images.check(encoded.images)
+        return self._images.inserted(self._embeddings, encoded)
 
     def _start(self, request: GroupRequest) -> _Group:
-        tokens = self.prompt_tokens(request.prompt)
+        encoded = self.encoded_prompt(request.prompt)
+        tokens = encoded.tokens
         if len(tokens) + 1 > self.engine.context_length:
             error = f"the prompt has {len(tokens)} tokens, the context window {self.engine.context_length}"
-            return _Group(request, tokens, [], error)
+            return _Group(request, encoded, [], error)
+        try:
+            inserted = self._inserted(encoded)
+        except UnreadableImageError as error:
+            return _Group(request, encoded, [], str(error))
         shared = self.engine.new_sequence()
-        logits_V = prefill(self.engine, shared, tokens)
+        logits_V = prefill(self.engine, shared, tokens, inserted=inserted)
         assert logits_V is not None
         grammar = self.grammar(request.prompt)
         rows = []
@@ -135,7 +172,7 @@ class GroupDecoder:
             row = _Row(self, request.prompt, sequence, environment, grammar, seed)
             rows.append(row)
         self._advance(rows, np.tile(logits_V, (len(rows), 1)))
-        return _Group(request, tokens, rows)
+        return _Group(request, encoded, rows)
 
     def _advance(self, rows: Sequence[_Row], logits_RV: npt.NDArray[np.float32]) -> None:
         """Choose the next token of each row; those of rows without a grammar together."""
@@ -154,8 +191,8 @@ class GroupDecoder:
 
 
 class _Group:
-    def __init__(self, request: GroupRequest, prompt_tokens: list[int], rows: list[_Row], error: str = "") -> None:
-        self._request, self._prompt_tokens, self._rows, self._error = request, prompt_tokens, rows, error
+    def __init__(self, request: GroupRequest, prompt: EncodedText, rows: list[_Row], error: str = "") -> None:
+        self._request, self._prompt, self._rows, self._error = request, prompt, rows, error
 
     @property
     def active(self) -> list[_Row]:
@@ -164,9 +201,10 @@ class _Group:
     def result(self) -> DecodedGroup:
         return DecodedGroup(
             request=self._request,
-            prompt_tokens=tuple(self._prompt_tokens),
+            prompt_tokens=tuple(self._prompt.tokens),
             samples=tuple(row.result() for row in self._rows),
             error=self._error,
+            images=self._prompt.images,
         )
 
 

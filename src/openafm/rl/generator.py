@@ -19,12 +19,13 @@ from openafm.core.config import from_dict
 from openafm.core.files import read_document
 from openafm.core.registry import load_plugins
 from openafm.core.worker_process import unit
-from openafm.rl.batches import one_row
+from openafm.rl.batches import ImageViews, one_row
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
 from openafm.rl.engines import policy_engine, reference_policy, start_bundle
 from openafm.rl.events import EventLog
+from openafm.rl.images import PromptImages
 from openafm.rl.reference import reference_log_probs
 from openafm.rl.rewards.base import Reward
 from openafm.rl.trajectories import Group, Score, Trajectory
@@ -81,6 +82,8 @@ class TrajectoryGenerator:
         self._engine = policy_engine(config)
         self._reference = reference_policy(bundle, self._engine) if config.objective.kl_weight else None
         self._tokenizer = bundle.tokenizer
+        self._prompts, self._reward = config.prompts.build(), config.reward.build()
+        self._images = PromptImages(self._prompts, bundle.config)
         self._decoder = GroupDecoder(
             self._engine,
             bundle.tokenizer,
@@ -88,8 +91,8 @@ class TrajectoryGenerator:
             temperature=config.objective.temperature,
             max_tokens=config.max_tokens,
             max_turns=config.max_turns,
+            images=self._images,
         )
-        self._prompts, self._reward = config.prompts.build(), config.reward.build()
         self._buffer = ReplayBuffer(folder / "buffer", bundle.tokenizer.digest)
         self._weights = WeightStore(folder / "weights")
         self._events = EventLog(folder, part)
@@ -137,12 +140,13 @@ class TrajectoryGenerator:
                 log_probs_N=each.log_probs_N,
                 versions_N=each.versions_N,
                 support_NV=each.support_NV,
+                images=group.images,
             )
             for index, each in enumerate(group.samples)
         ]
         if self._reference is None or not trajectories:
             return trajectories
-        return with_reference(trajectories, self._reference, self._config.objective)
+        return with_reference(trajectories, self._reference, self._config.objective, self._images.views)
 
     def _finish(self, group: DecodedGroup, trajectories: list[Trajectory]) -> None:
         """Score a group and write it. Runs in a thread."""
@@ -170,9 +174,15 @@ class TrajectoryGenerator:
 
 
 def with_reference(
-    trajectories: Sequence[Trajectory], reference: Decoder | Engine, objective: PolicyObjectiveConfig
+    trajectories: Sequence[Trajectory],
+    reference: Decoder | Engine,
+    objective: PolicyObjectiveConfig,
+    views: ImageViews | None = None,
 ) -> list[Trajectory]:
-    """Return the trajectories of a group with their log-probabilities under a reference policy."""
+    """Return the trajectories of a group with their log-probabilities under a reference policy.
+
+    `views` returns the views of the images of the prompt.
+    """
     if isinstance(reference, Engine):
         found = reference_log_probs(reference, trajectories, objective)
         return [replace(each, reference_log_probs_N=part) for each, part in zip(trajectories, found, strict=True)]
@@ -181,7 +191,7 @@ def with_reference(
     masks = [each.loss_mask_N for each in trajectories]
     log_probs_N = np.zeros(sum(map(len, masks)), np.float32)
     if any(mask.any() for mask in masks):
-        log_probs_N[np.concatenate(masks)] = batch_log_probs(reference, one_row(trajectories), objective).numpy()
+        log_probs_N[np.concatenate(masks)] = batch_log_probs(reference, one_row(trajectories, views), objective).numpy()
     parts = np.split(log_probs_N, np.cumsum([len(mask) for mask in masks])[:-1])
     return [replace(each, reference_log_probs_N=part) for each, part in zip(trajectories, parts, strict=True)]
 

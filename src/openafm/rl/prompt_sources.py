@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from openafm.core.config import Config
 from openafm.core.files import file_digest
@@ -40,6 +41,14 @@ class PromptSource(ABC):
         """Return a new environment for a sample of the prompt; None if the prompt has no tools."""
         return None
 
+    def image(self, digest: str) -> bytes:
+        """Return the bytes of an image of a prompt, by their SHA-256 in hex.
+
+        Raises:
+            ConversationError: the source has no such image.
+        """
+        raise ConversationError(f"the prompts have no image {digest[:12]}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSourceConfig(Config, ABC):
@@ -61,7 +70,11 @@ class PromptSourceConfig(Config, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFileConfig(PromptSourceConfig):
-    """Prompts of a JSONL file, in the order of the file, or shuffled in every epoch."""
+    """Prompts of a JSONL file, in the order of the file, or shuffled in every epoch.
+
+    An image is a part `{"type": "image", "file": "cat.png", "num_tokens": 16}` of the content of a message; the file is
+    relative to the folder of the prompts, and the number of tokens is that of a resolution mode of the model.
+    """
 
     path: str
     shuffle: bool = True
@@ -69,7 +82,9 @@ class PromptFileConfig(PromptSourceConfig):
 
     @property
     def digest(self) -> str:
-        return file_digest(Path(self.path))
+        path = Path(self.path)
+        images = _read(path)[1] if b'"file"' in path.read_bytes() else {}
+        return " ".join([file_digest(path), *sorted(images)])
 
     def build(self) -> PromptSource:
         return _PromptFile(self)
@@ -78,7 +93,10 @@ class PromptFileConfig(PromptSourceConfig):
 class _PromptFile(PromptSource):
     def __init__(self, config: PromptFileConfig) -> None:
         self._config = config
-        self._prompts = read_prompts(Path(config.path))
+        self._prompts, self._images = _read(Path(config.path))
+
+    def image(self, digest: str) -> bytes:
+        return self._images[digest].read_bytes() if digest in self._images else super().image(digest)
 
     def prompt(self, number: int) -> RLPrompt:
         epoch, index = divmod(number, len(self._prompts))
@@ -93,17 +111,36 @@ def read_prompts(path: Path) -> list[RLPrompt]:
     """Return the prompts of a JSONL file (`RLPrompt.to_dict`).
 
     Raises:
-        ConversationError: a line is not a prompt, or there is none. The message names the line.
+        ConversationError: a line is not a prompt, an image is missing, or there is no prompt. The message names the line.
     """
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[RLPrompt], dict[str, Path]]:
+    """Return the prompts, and their image files by digest."""
+    images: dict[str, Path] = {}
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            prompts.append(RLPrompt.from_dict(json.loads(line)))
-        except (ValueError, ConversationError) as error:
+            values = json.loads(line)
+            for part in _image_parts(values):
+                file = path.parent / part.pop("file")
+                part["digest"] = file_digest(file)
+                images[part["digest"]] = file
+            prompts.append(RLPrompt.from_dict(values))
+        except (ValueError, OSError, ConversationError) as error:
             raise ConversationError(f"line {number} of {path} is not a prompt: {error}") from error
     if not prompts:
         raise ConversationError(f"{path} has no prompts; write one JSON object a line")
-    return prompts
+    return prompts, images
+
+
+def _image_parts(prompt: Any) -> list[dict[str, Any]]:
+    """Return the parts of a prompt that name an image file."""
+    messages = prompt.get("messages", ()) if isinstance(prompt, dict) else ()
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if isinstance(part, dict) and isinstance(part.get("file"), str)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,3 +181,9 @@ class _PromptMixture(PromptSource):
 
     def environment(self, prompt: RLPrompt) -> Environment | None:
         return self._by_kind[prompt.kind].environment(prompt)
+
+    def image(self, digest: str) -> bytes:
+        for source in self._sources:
+            with contextlib.suppress(ConversationError):
+                return source.image(digest)
+        return super().image(digest)

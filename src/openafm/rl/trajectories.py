@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from openafm.rl.prompts import RLPrompt
 from openafm.tokenizer.conversation import AssistantTurn, ToolTurn
+from openafm.tokenizer.template import ImageSpan
 
 FinishReason = Literal["stop", "length"]
 
@@ -66,6 +67,7 @@ class Trajectory:
         log_probs_N: natural log of each token's probability when it was sampled, under the sampling transform.
         versions_N: version of the weights that chose each token.
         reference_log_probs_N: the same under the reference policy; None if the run has no reference.
+        images: positions of the images of the prompt among `prompt_tokens`.
         support_NV: bit mask [N, V/8] of the tokens that the grammar allowed, least significant bit first; None without a
             grammar.
     """
@@ -81,6 +83,7 @@ class Trajectory:
     versions_N: npt.NDArray[np.int32]
     reference_log_probs_N: npt.NDArray[np.float32] | None = None
     support_NV: npt.NDArray[np.uint8] | None = None
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def kl(self) -> float:

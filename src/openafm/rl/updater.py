@@ -15,11 +15,13 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import room_for
 from openafm.core.progress import Progress
 from openafm.data.batch import Batch
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.rl.batches import StepFigures, step_batch
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.collapse import CollapseWatch
 from openafm.rl.config import SAMPLES, RLConfig
 from openafm.rl.events import EventLog
+from openafm.rl.images import PromptImages
 from openafm.rl.pool import Generators
 from openafm.rl.trajectories import Group
 from openafm.rl.weights import WeightStore
@@ -58,6 +60,8 @@ class ReplaySource:
     ) -> None:
         self._config, self._buffer, self._generators, self._events = config, buffer, generators, events
         self._parallelism, self._max_rows = parallelism, 0
+        model = config.trainer.model
+        self._images = PromptImages(config.prompts.build(), model) if isinstance(model, MultimodalConfig) else None
         self.figures: StepFigures | None = None
         self.groups: list[Group] = []
 
@@ -79,6 +83,7 @@ class ReplaySource:
                 step=step,
                 lag=self._config.lag,
                 row_tokens=self._config.trainer.data.row_tokens,
+                views=None if self._images is None else self._images.views,
                 is_rounded=self._config.generator_weights != "full",
                 rank=self._parallelism.data_rank,
                 world=self._parallelism.data_world,

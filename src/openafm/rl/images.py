@@ -1,0 +1,78 @@
+"""The images of prompts: embeddings for the engine that samples, views for the batches that train the vision encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.data.images.resolution import image_views
+from openafm.models.config import DecoderConfig
+from openafm.models.spans import ImageKey
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.rl.prompt_sources import PromptSource
+from openafm.runtime.engines.base import Engine, InsertedEmbeddings, InsertedEmbeddingsError
+from openafm.runtime.engines.image_cache import (
+    ImageCache,
+    UnreadableImageError,
+    image_cache_bytes,
+    model_pixels,
+    prompt_tokens,
+)
+from openafm.tokenizer.template import EncodedText, ImageSpan
+
+_KEPT_IMAGES = 256
+"""Images whose views are kept: those of a step, which several processes and the reference read again."""
+
+
+class PromptImages:
+    """Reads the images of a source's prompts for a model. Safe to share between threads.
+
+    Args:
+        source: returns the bytes of an image by digest.
+        model: its resolution modes give the number of tokens of an image.
+    """
+
+    def __init__(self, source: PromptSource, model: DecoderConfig) -> None:
+        self._source = source
+        modes = model.modes if isinstance(model, MultimodalConfig) else ()
+        self._modes = {mode.num_tokens: mode for mode in modes}
+        self.views = lru_cache(_KEPT_IMAGES)(self._views)
+
+    def check(self, images: Sequence[ImageSpan]) -> None:
+        """Check that the model takes the images of a prompt.
+
+        Raises:
+            InsertedEmbeddingsError: the model reads no images.
+            UnreadableImageError: no resolution mode has an image's number of tokens.
+        """
+        if images and not self._modes:
+            raise InsertedEmbeddingsError(
+                "prompts have images, and the policy has no vision encoder; start from a multimodal bundle"
+            )
+        for each in images:
+            if each.stop - each.start not in self._modes:
+                raise UnreadableImageError(
+                    f"an image takes {each.stop - each.start} tokens; the model's resolution modes take"
+                    f" {', '.join(map(str, sorted(self._modes)))}"
+                )
+
+    def cache(self, engine: Engine) -> ImageCache:
+        """Return the embeddings of images under the present weights of an engine."""
+        return ImageCache(engine, tuple(self._modes.values()), image_cache_bytes())
+
+    def inserted(self, cache: ImageCache, encoded: EncodedText) -> list[InsertedEmbeddings]:
+        """Return the embeddings of the images of a prompt.
+
+        Raises:
+            UnreadableImageError: the bytes of an image are missing, or cannot be decoded.
+        """
+        images = {each.digest: self._source.image(each.digest) for each in encoded.images}
+        return cache.inserted(prompt_tokens(encoded), images)
+
+    def _views(self, key: ImageKey) -> npt.NDArray[np.uint8]:
+        """Return the views of an image, [V, side, side, 3]."""
+        mode = self._modes[key.num_tokens]
+        return image_views(model_pixels(self._source.image(key.digest), mode), mode)
