@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import PIL.Image
@@ -24,6 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first.save(folder / "sign.png")
     first.save(folder / "moving.gif", save_all=True, append_images=[second])
     (folder / "text.png").write_text("no image")
+    (folder / "empty.png").touch()
+    (folder / "folder.png").mkdir()
+    for name, size in (("dot", (1, 1)), ("line", (1, 20_000))):
+        PIL.Image.new("RGB", size).save(folder / f"{name}.png")
+    noise = PIL.Image.effect_noise((20, 20), 50)
+    noise.save(folder / "noise.png")
+    (folder / "cut.png").write_bytes((folder / "noise.png").read_bytes()[:-60])
     return folder
 
 
@@ -53,14 +61,19 @@ def test_respond_with_images(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--image", "missing.png"], "the image missing.png does not exist"),
         (["--image", "text.png"], "not in a format that can be read"),
+        (["--image", "empty.png"], "the image empty.png is empty"),
+        (["--image", "folder.png"], "the image folder.png is a folder"),
+        (["--image", "cut.png"], "the image cut.png is damaged or cut short"),
+        (["--image", "dot.png"], "too small.*pass a larger image"),
+        (["--image", "line.png"], "aspect ratio.*crop it"),
         (["--image", "sign.png", "--image-detail", "best"], "best"),
         (["--image", "sign.png", "--model", "nano"], "model nano does not support"),
     ],
 )
 def test_a_wrong_image_is_explained(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*RESPOND, *arguments]) != 0
+    assert run([*RESPOND, *arguments]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert re.search(message, error)
     assert "Traceback" not in error
 
 

@@ -90,8 +90,8 @@ def test_wrong_captions_lower_the_scores(tmp_path: Path) -> None:
     assert (few.num_pairs, few.candidates) == (3, 2)
 
 
-def test_a_corpus_without_two_captions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="fewer than two documents"):
+def test_a_corpus_without_two_captions_is_refused_with_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no two documents of a kind and language.*it has 1 of chart in .*--count 100"):
         zero_shot(SHADES, corpus(tmp_path, [10]))
 
 

@@ -6,6 +6,7 @@ Shapes: I images, T texts, E the shared dim.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
@@ -109,7 +110,7 @@ def zero_shot(
     documents = [document for document in corpus.documents() if len(document.digests) == 1 and _caption(document)][:most]
     rivals = list(_rivals(documents, candidates))
     if not any(len(group) > 1 for group in rivals):
-        raise UsageError(f"{corpus.path} has fewer than two documents of a kind with one image and a caption")
+        raise UsageError(_too_few(corpus, documents))
     images_IE = encoder.images([pixels(corpus.image(document.digests[0])) for document in documents])
     texts_IE = encoder.texts([_caption(document) for document in documents])
     picks_text, picks_image, by_kind = [], [], dict[str, list[bool]]()
@@ -133,6 +134,15 @@ def zero_shot(
 
 def _caption(document: ImageDocument) -> str:
     return next((document.captions[level] for level in LEVELS if document.captions.get(level, "").strip()), "")
+
+
+def _too_few(corpus: ImageCorpus, documents: Sequence[ImageDocument]) -> str:
+    groups = Counter(f"{document.kind} in {document.language or 'no language'}" for document in documents)
+    found = ", ".join(f"{count} of {name}" for name, count in groups.most_common(5)) or "none"
+    return (
+        f"{corpus.path} has no two documents of a kind and language with one image and different captions, so no image can"
+        f" pick its caption; it has {found}. Pass a larger corpus, such as of openafm data draw flyers --count 100"
+    )
 
 
 def _rivals(documents: Sequence[ImageDocument], candidates: int) -> Iterator[list[int]]:

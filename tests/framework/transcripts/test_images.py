@@ -121,7 +121,7 @@ def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_damaged_and_foreign_bytes_are_typed_errors(data: bytes) -> None:
-    with pytest.raises(fm.ImagePromptError, match=r"cut short|cannot be decoded|not in a format"):
+    with pytest.raises(fm.ImagePromptError, match=r"cut short|cannot be decoded|not in a format|is empty"):
         Image(data).read()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import io
@@ -200,6 +201,33 @@ def test_an_image_is_embedded_once_and_the_cache_is_bounded(monkeypatch: pytest.
     assert len(calls) == 12
 
 
+def test_an_update_of_the_vision_encoder_refuses_the_images_of_before() -> None:
+    model = copy.deepcopy(decoder("shared"))
+    running = TorchEngine(model, signature="tiny")
+    cache, content = ImageCache(running, MODES, PLENTY), prompt(18, (RED, BALANCED), 5)
+    inserted = cache.inserted(content, IMAGES)
+    sequence = running.new_sequence()
+    running.step([(sequence, content.tokens, inserted)])
+    running.update_weights({"embedding": model.embedding.detach().flip(0).clone()}, version=1)
+    running.step([(sequence, [1])])  # the encoder is unchanged
+    name = "vision.patch.weight"
+    running.update_weights({name: model.get_parameter(name).detach().flip(0).clone()}, version=2)
+    other = running.new_sequence()
+    for refused in ((sequence, [1]), (other, content.tokens, inserted)):
+        with pytest.raises(InsertedEmbeddingsError, match="version 2 changed the vision encoder; roll the sequence back"):
+            running.step([refused])
+    with pytest.raises(InsertedEmbeddingsError, match="version 2 changed"):
+        running.snapshot(sequence)
+    running.rollback(sequence, sequence.length - 18)
+    fresh = cache.inserted(content, IMAGES)
+    assert not np.allclose(fresh[0].vectors_LD, inserted[0].vectors_LD, atol=1e-3)
+    rest = content[18:]
+    running.step([(sequence, rest.tokens, cache.inserted(rest, IMAGES))])
+    new = TorchEngine(copy.deepcopy(model), signature="new")
+    assert_close(next_logits(running, sequence), next_logits(new, fed(new, content)))
+    assert_close(next_logits(running, running.restore(running.snapshot(sequence))), next_logits(running, sequence))
+
+
 def test_bytes_that_do_not_have_their_digest_are_refused() -> None:
     cache = ImageCache(engine(), MODES, PLENTY)
     for images in ({}, {digest(RED): BLUE}):
@@ -216,10 +244,10 @@ def saved(mode: str, size: tuple[int, int]) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (saved("L", (1, 1)), "too small.*the least side is 8"),
-        (saved("RGB", (1, 20_000)), "aspect ratio.*1 x 20,000 pixels"),
-        (RED[:-50], "damaged"),
-        (b"no image", "not an image"),
+        (saved("L", (1, 1)), "too small.*the least side is 8; pass a larger image"),
+        (saved("RGB", (1, 20_000)), "aspect ratio.*1 x 20,000 pixels.*crop it"),
+        (RED[:-50], "damaged.*restore the file"),
+        (b"no image", "not an image.*convert it"),
     ],
 )
 def test_images_that_no_model_is_trained_on_are_typed_errors(data: bytes, message: str) -> None:

@@ -121,6 +121,8 @@ def _checked(source: ImageSource) -> Any:
         raise ImagePromptError(f"images are not fetched from the web; download {source:.80} and pass the file or its bytes")
     if isinstance(source, str | Path):
         path = Path(source)
+        if path.is_dir():
+            raise ImagePromptError(f"the image {path} is a folder; pass an image file in it")
         if not path.is_file():
             raise ImagePromptError(f"the image {path} does not exist")
         return path
@@ -177,6 +179,8 @@ def _readable(source: Path | bytes) -> bytes:
 def _opened(data: bytes, name: str) -> PillowImage:
     import PIL.Image
 
+    if not data:
+        raise ImagePromptError(f"{name} is empty; restore the file, or pass another one")
     try:
         return PIL.Image.open(io.BytesIO(data), formats=_READ_FORMATS)
     except PIL.UnidentifiedImageError as error:

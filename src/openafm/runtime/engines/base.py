@@ -91,6 +91,7 @@ class Engine(ABC):
     Attributes:
         costs: measured times of steps.
         weights_version: 0, or the version of the latest `update_weights`.
+        encoder_version: 0, or the version of the latest `update_weights` of the vision encoder.
     """
 
     combines: ClassVar[bool] = False
@@ -102,7 +103,7 @@ class Engine(ABC):
     def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
         self.costs = StepCosts()
-        self.weights_version = 0
+        self.weights_version = self.encoder_version = 0
         self.scheduler = Scheduler(combines=self.combines)
         self._process = os.getpid()
         self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
@@ -151,7 +152,8 @@ class Engine(ABC):
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
         """Replace weights in place, such as by those of a training step; set `weights_version` to `version`.
 
-        Sequences stay valid: the next step of a sequence recomputes its keys and values with the new weights.
+        Sequences stay valid: the next step of a sequence recomputes its keys and values with the new weights. If weights of
+        the vision encoder change, sequences with images do not: a step raises InsertedEmbeddingsError.
 
         Args:
             tensors: new values by parameter name; parameters that are not named keep theirs.
@@ -306,7 +308,7 @@ class Engine(ABC):
             )
         cache = self._new_cache()
         try:
-            inserted = read_inserted(snapshot)
+            inserted = read_inserted(snapshot, self.weights_version)
             cache.load(snapshot.arrays, snapshot.length)
             tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
             if len(tokens) != snapshot.length:
@@ -405,6 +407,7 @@ class Engine(ABC):
             for cache, (sequence, tokens, *inserted) in zip(caches, batch, strict=True):
                 self._check_tokens(sequence, tokens)
                 spans = self._checked_embeddings(sequence, tokens, inserted[0] if inserted else ())
+                self._check_encoder((*sequence.inserted, *spans))
                 request.entries.append(StepEntry(sequence, cache, array(_TOKEN, tokens), logits == "all", spans))
             self.scheduler.add(request)
 
@@ -413,6 +416,7 @@ class Engine(ABC):
         request = StepRequest(self, is_awaited=True)
         try:
             with self._free(sequence) as (cache,):
+                self._check_encoder(sequence.inserted)
                 request.entries = [StepEntry(sequence, cache, array(_TOKEN), wants_all=True)]
                 self.scheduler.add(request)
             self.scheduler.finish(request)
@@ -427,6 +431,15 @@ class Engine(ABC):
             raise TokenError(f"token {unknown} is outside the model's vocabulary of {self.vocab_size}")
         if sequence.length + len(tokens) > self.context_length:
             raise ContextWindowError(sequence.length + len(tokens), self.context_length)
+
+    def _check_encoder(self, inserted: List[InsertedEmbeddings]) -> None:
+        """Check that embeddings are those of the present vision encoder; an engine has no images to encode again."""
+        old = [each.weights_version for each in inserted if each.weights_version < self.encoder_version]
+        if old:
+            raise InsertedEmbeddingsError(
+                f"the embeddings of an image are of weights version {old[0]}, and version {self.encoder_version} changed the"
+                " vision encoder; roll the sequence back to before the image, or add the image to a new sequence"
+            )
 
     def _checked_embeddings(
         self, sequence: Sequence, tokens: List[int], inserted: List[InsertedEmbeddings]

@@ -25,6 +25,13 @@ from openafm.tokenizer.template import EncodedText
 
 LIMIT = "OPENAFM_IMAGE_CACHE_MB"
 DEFAULT_MB = 128  # at the size of on_device.base, 100 images in balanced mode
+_ADVICE = {
+    "too_small": "pass a larger image",
+    "aspect_ratio": "crop it, or pass parts of it as several images",
+    "too_many_pixels": "make it smaller",
+    "too_many_bytes": "make it smaller",
+    "damaged": "restore the file",
+}
 
 
 class UnreadableImageError(OpenAFMError):
@@ -64,7 +71,11 @@ class ImageCache:
         Raises:
             UnreadableImageError: the bytes of an image are missing, or cannot be decoded.
         """
-        return [InsertedEmbeddings(start, self._embedded(digest, images), digest) for start, _, digest in prompt.insertions]
+        version = self._engine.weights_version  # before they are computed: an update meanwhile makes them stale
+        return [
+            InsertedEmbeddings(start, self._embedded(digest, images), digest, weights_version=version)
+            for start, _, digest in prompt.insertions
+        ]
 
     def _embedded(self, digest: str, images: Mapping[str, bytes]) -> NDArray[np.float32]:
         key = digest, self._engine.weights_version
@@ -109,7 +120,8 @@ def model_pixels(data: bytes, mode: ImageModeConfig) -> NDArray[np.uint8]:
     """
     stored = stored_image(data)
     if isinstance(stored, Dropped):
-        raise UnreadableImageError(f"the model cannot take the image ({stored.reason.replace('_', ' ')}): {stored.detail}")
+        problem, advice = stored.reason.replace("_", " "), _ADVICE.get(stored.reason, "convert it to PNG or JPEG")
+        raise UnreadableImageError(f"the model cannot take the image ({problem}): {stored.detail}; {advice}")
     return pixels(stored, side=mode.needed_side)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class TokenError(UsageError):
 
 
 class InsertedEmbeddingsError(UsageError):
-    """The span of embeddings does not lie within the entry's tokens, or they are not those of this model."""
+    """The span of embeddings does not lie within the entry's tokens, or they are not those of this model or its weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +55,14 @@ class InsertedEmbeddings:
     """Vectors [L, D] that replace the embeddings of L tokens from index `start` on.
 
     `digest` identifies the content they were computed from, such as an image in a resolution mode. `offset` is the index of
-    the first vector among those of the content.
+    the first vector among those of the content. `weights_version` is that of the encoder that computed them.
     """
 
     start: int
     vectors_LD: NDArray[np.float32]
     digest: str
     offset: int = 0
+    weights_version: int = 0
 
     @property
     def stop(self) -> int:
@@ -69,7 +70,7 @@ class InsertedEmbeddings:
 
     def moved(self, offset: int) -> InsertedEmbeddings:
         """Return the same vectors for tokens `offset` further."""
-        return InsertedEmbeddings(self.start + offset, self.vectors_LD, self.digest, self.offset)
+        return replace(self, start=self.start + offset)
 
     def cut(self, start: int, stop: int) -> InsertedEmbeddings | None:
         """Return the part for positions start..stop-1, relative to `start`; None if there is none."""
@@ -77,7 +78,7 @@ class InsertedEmbeddings:
         if first >= last:
             return None
         vectors_LD = self.vectors_LD[first - self.start : last - self.start]
-        return InsertedEmbeddings(first - start, vectors_LD, self.digest, self.offset + first - self.start)
+        return replace(self, start=first - start, vectors_LD=vectors_LD, offset=self.offset + first - self.start)
 
 
 class Insertion(NamedTuple):

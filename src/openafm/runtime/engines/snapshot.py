@@ -87,8 +87,8 @@ def inserted_arrays(inserted: Iterable[InsertedEmbeddings]) -> dict[str, NDArray
     return {f"{_INSERTED}:{each.start}:{each.offset}:{each.digest}": each.vectors_LD for each in inserted}
 
 
-def read_inserted(snapshot: SequenceSnapshot) -> tuple[InsertedEmbeddings, ...]:
-    """Return the inserted embeddings of a snapshot.
+def read_inserted(snapshot: SequenceSnapshot, weights_version: int) -> tuple[InsertedEmbeddings, ...]:
+    """Return the inserted embeddings of a snapshot that an engine with weights of this version wrote.
 
     Raises:
         ValueError: they have another dtype or shape, or lie outside of the sequence.
@@ -98,7 +98,7 @@ def read_inserted(snapshot: SequenceSnapshot) -> tuple[InsertedEmbeddings, ...]:
         if not name.startswith(f"{_INSERTED}:"):
             continue
         _, start, offset, digest = name.split(":", 3)
-        each = InsertedEmbeddings(int(start), vectors_LD, digest, int(offset))
+        each = InsertedEmbeddings(int(start), vectors_LD, digest, int(offset), weights_version)
         is_inside = 0 <= each.start < each.stop <= snapshot.length and each.offset >= 0
         if vectors_LD.dtype != np.float32 or vectors_LD.ndim != 2 or not is_inside:
             raise ValueError(f"embeddings {vectors_LD.dtype}{list(vectors_LD.shape)} at token {start}")

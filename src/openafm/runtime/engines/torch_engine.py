@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import put_on
+from openafm.compression.int8_rows import is_vision
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.models.decoder import FEW_TOKENS, Decoder
@@ -128,8 +129,6 @@ class TorchEngine(Engine):
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
         """See `Engine.update_weights`. The first update copies weights that are shared with other engines.
 
-        Embeddings of images that a sequence holds already are not encoded again.
-
         Raises:
             WeightUpdateError: the version is not above the present one, or a name or shape is not one of the decoder's.
         """
@@ -150,6 +149,8 @@ class TorchEngine(Engine):
                 weights[name].copy_(torch.as_tensor(tensor))
             self._drop_caches()
             self.weights_version = version
+            if any(map(is_vision, tensors)):
+                self.encoder_version = version
             self.signature = f"{self._first_signature} weights {version}"
 
     def _inserted(self, chunks: Sequence[TokenChunk]) -> list[tuple[EmbeddingSpan, torch.Tensor]]:
