@@ -178,7 +178,7 @@ def is_json(text: str) -> bool:
 
 def figures(size: Size, peer_python: str | None) -> dict[str, Any]:
     from openafm.bundle.gguf import export_gguf
-    from openafm.bundle.hugging_face import import_hugging_face
+    from openafm.bundle.hugging_face import Conversion, import_hugging_face
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -186,7 +186,9 @@ def figures(size: Size, peer_python: str | None) -> dict[str, Any]:
             write_checkpoint(folder / "checkpoint", size)
             wide = import_hugging_face(folder / "checkpoint", folder / "wide").bundle
             export_gguf(wide, folder / "model.gguf", type="q8_0")
-            ours = Ours(import_hugging_face(folder / "checkpoint", folder / "int8", weights="int8").bundle)
+            ours = Ours(
+                import_hugging_face(folder / "checkpoint", folder / "int8", conversion=Conversion(weights="int8")).bundle
+            )
         peer = Peer(str(peer_python), folder / "model.gguf") if has_llama_cpp(peer_python) else None
         found: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
         for index in range(size.answers + 1):

@@ -11,7 +11,13 @@ from compressing.rows import Compressed, Row, Setting, Values, each_matrix, laye
 from torch import Tensor
 
 from openafm.compression.keys_values import IntPerTokenHead
-from openafm.compression.post_training.config import ClippedConfig, GPTQConfig, GroupConfig, RoundToNearestConfig
+from openafm.compression.post_training.config import (
+    ClippedConfig,
+    GPTQConfig,
+    GroupConfig,
+    HalfQuadraticConfig,
+    RoundToNearestConfig,
+)
 from openafm.compression.post_training.groups import GroupQuantized
 from openafm.models.attention import KeysValues
 from openafm.models.decoder import Decoder
@@ -24,7 +30,11 @@ def post_training_rows() -> list[Row]:
     rows = [
         Row(method=f"{title} {bits} bits, groups of {group}", of="layers", compress=_rounded(config(bits=bits, group=group)))
         for bits, group in GROUPS
-        for title, config in (("RTN", RoundToNearestConfig), ("RTN clipped", ClippedConfig))
+        for title, config in (
+            ("RTN", RoundToNearestConfig),
+            ("RTN clipped", ClippedConfig),
+            ("half-quadratic", HalfQuadraticConfig),
+        )
     ]
     if find_spec("hqq") is not None:
         rows += [

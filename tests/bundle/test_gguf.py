@@ -19,7 +19,7 @@ from openafm.bundle.gguf import GGUFError, export_gguf, import_gguf, read_gguf
 from openafm.bundle.gguf.architecture import read_architecture
 from openafm.bundle.gguf.types import TENSOR_TYPES
 from openafm.bundle.gguf.writer import WRITTEN_TYPES
-from openafm.bundle.hugging_face import HuggingFaceError
+from openafm.bundle.hugging_face import Conversion, HuggingFaceError
 from openafm.cli.main import run
 from openafm.core.errors import OpenAFMError
 from openafm.runtime.engines.torch_engine import TorchEngine
@@ -104,7 +104,7 @@ def test_quantized_weights_are_imported_with_the_values_of_the_file(type: Any, t
 def test_weights_for_the_native_engine(weights: Any, tmp_path: Path) -> None:
     export_gguf(gguf_models.bundle(tmp_path, "qwen3"), tmp_path / "model.gguf", type="q8_0")
     exact = import_gguf(tmp_path / "model.gguf", tmp_path / "exact").bundle
-    report = import_gguf(tmp_path / "model.gguf", tmp_path / weights, weights=weights)
+    report = import_gguf(tmp_path / "model.gguf", tmp_path / weights, conversion=Conversion(weights=weights))
     assert unsupported(report.bundle) is None
     assert any(weights in note for note in report.notes)
     if weights == "int8":  # matrices of Q8_0 keep their values

@@ -14,7 +14,7 @@ import torch
 from native_bundles import write_random_adapter
 
 from openafm.bundle import Bundle
-from openafm.bundle.hugging_face import import_hugging_face, importer
+from openafm.bundle.hugging_face import Conversion, import_hugging_face, writing
 from openafm.compression.native_numerics import Weights
 from openafm.compression.numerics import MatrixNumerics, Numerics, WeightNumerics
 from openafm.models.config import (
@@ -53,7 +53,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 def imported(folder: Path, variant: str, weights: Weights) -> Bundle:
     family, changes = VARIANTS[variant]
     checkpoints.save(folder / "model", family, **changes)
-    return import_hugging_face(folder / "model", folder / "bundle", weights=weights).bundle
+    return import_hugging_face(folder / "model", folder / "bundle", conversion=Conversion(weights=weights)).bundle
 
 
 def texts(bundle: Bundle, count: int, length: int) -> list[list[int]]:
@@ -117,7 +117,7 @@ def test_each_matrix_may_have_its_own_format(
     }
     exceptions = tuple(MatrixNumerics(prefix=prefix, weights=weights) for prefix, weights in formats.items())
     mixed = replace(NATIVE, embedding="int8_per_row", exceptions=exceptions)
-    monkeypatch.setattr(importer, "_native_numerics", lambda *_: mixed)
+    monkeypatch.setattr(writing, "numerics_of", lambda *_: mixed)
     bundle = imported(tmp_path, "llama, llama3 rotary", "int4")
     expected = "BF16" if attention == "bfloat16" else "U8"
     assert bundle.stored_tensors["layers.1.attention.query.weight"].dtype == expected

@@ -21,7 +21,7 @@ from vision_checkpoints import MOST_TILES, SIDE, TOKENS, picture, their_pixels
 import openafm as fm
 from openafm.bundle import Bundle, BundleError, open_bundle
 from openafm.bundle.decoder import load_decoder
-from openafm.bundle.hugging_face import HuggingFaceError, import_hugging_face
+from openafm.bundle.hugging_face import Conversion, HuggingFaceError, import_hugging_face
 from openafm.cli.main import run
 from openafm.data.images.decoding import png
 from openafm.data.images.resolution import image_views
@@ -196,7 +196,7 @@ def test_the_native_engine_computes_the_same_embeddings_and_logits(imported: tup
 @pytest.mark.parametrize("weights", ["int8", "bf16"])
 def test_weights_for_the_native_engine_stay_close(weights: Any, imported: tuple[Any, Path, Bundle], tmp_path: Path) -> None:
     _, folder, exact = imported
-    bundle = import_hugging_face(folder, tmp_path / weights, weights=weights).bundle
+    bundle = import_hugging_face(folder, tmp_path / weights, conversion=Conversion(weights=weights)).bundle
     bundle.verify()
     views = torch.from_numpy(image_views(TALL, HIGH))
     assert relative(multimodal(bundle).encode_images(views, TOKENS), multimodal(exact).encode_images(views, TOKENS)) < 0.05

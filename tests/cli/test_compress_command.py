@@ -82,6 +82,8 @@ def test_the_help_explains_both(capsys: pytest.CaptureFixture[str]) -> None:
         ("compress tiny --name a/b", 2, "cannot name a bundle"),
         ("compress tiny --format int2 --rank 4", 2, "adapter"),
         ("compress tiny --format int2 --no-calibration", 2, "calibration"),
+        ("compress tiny --format int8 --method hqq", 2, "--method hqq is for --format int4"),
+        ("compress tiny --format int4 --method gptq --no-calibration", 2, "--method gptq is for --format int4 with"),
         ("compress tiny --rank 99 --no-calibration", 2, "got 99"),
         ("compress tiny --rank -1", 2, "rank must be positive"),
         ("compress report", 2, "--help"),

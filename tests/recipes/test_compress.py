@@ -16,7 +16,10 @@ from openafm.adapters.singular import SingularRankError
 from openafm.bundle import Bundle, BundleTamperedError, bundle_place, open_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.bundle.describe import stored_bits
+from openafm.cli.main import run
 from openafm.compression.errors import CompressionError, UncompressibleModelError
+from openafm.compression.grouped import FORMATS as GROUPS
+from openafm.compression.grouped import GroupedMatrix
 from openafm.compression.post_training import calibration
 from openafm.core.config import ConfigError, UnknownKeyError, override
 from openafm.core.errors import UsageError
@@ -285,6 +288,20 @@ def test_groups_give_bundles_for_the_native_engine(format: str, most: float, hom
         compress(source, compression_config(format, {"calibration": "null"}), "nearest")
         tokens_BS = torch.from_numpy(np.concatenate([b.tokens_BS for b in corpus_batches(source, SyntheticConfig(), 8, 64)]))
         assert error(made, source, tokens_BS) < error(open_bundle("nearest"), source, tokens_BS)
+        assert run(["compress", "wide", "--format", "int4", "--method", "hqq", "--name", "hqq"]) == 0
+        assert "by HQQ" in open_bundle("hqq").card()
+        assert outlier_error(open_bundle("hqq"), source) < 0.99 * outlier_error(open_bundle("nearest"), source)
+
+
+def outlier_error(made: Bundle, source: Bundle) -> float:
+    """Sum of |w - w~|^0.7 over the matrices of the layers, the objective of HQQ."""
+    found, total = made.tensors(), 0.0
+    for name, weight_RC in source.tensors().items():
+        if name.startswith("layers.") and weight_RC.ndim == 2:
+            format = GROUPS[made.numerics.weights_of(name.removesuffix(".weight"))]
+            rounded = GroupedMatrix.from_tensors(name, found, format, (len(weight_RC), weight_RC.shape[1]))
+            total += float((np.abs(rounded.dequantize() - weight_RC) ** 0.7).sum())
+    return total
 
 
 def check_compressed_size(made: Bundle, result: CompressResult) -> None:

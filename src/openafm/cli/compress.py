@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,15 @@ from openafm.cli.output import JsonOption, print_json, print_table
 
 if TYPE_CHECKING:
     from openafm.recipes.compression.report import BundleReport, CompressionReport
+
+
+class Method(StrEnum):
+    """How matrices are rounded to 4 bits."""
+
+    RTN = "rtn"
+    HQQ = "hqq"
+    GPTQ = "gptq"
+
 
 _DEFAULT = "BUNDLE"
 """Name of the default subcommand in the help; the user leaves it out."""
@@ -44,6 +54,10 @@ def compress(
             "int4: groups of 4 bits by GPTQ; int8: groups of 8 bits."
         ),
     ] = "astc",
+    method: Annotated[
+        Method | None,
+        typer.Option(help="How to round in int4: gptq (the default), calibrated on data; hqq or rtn (to nearest), without."),
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(help="Singular vectors of each matrix to store in the adapter (astc); 0 for none.")
     ] = None,
@@ -57,13 +71,18 @@ def compress(
 ) -> None:
     """Compress a bundle into a new one. The word BUNDLE may be left out: `openafm compress NAME --format astc`."""
     from openafm.bundle import open_bundle
+    from openafm.core.errors import UsageError
     from openafm.recipes.compression import compress as recipe
     from openafm.recipes.compression.formats import compression_config
 
     values = parse_changes(changes)
     if rank is not None:
         values |= {"adapter": "null"} if rank == 0 else {"adapter.rank": str(rank)}
-    if no_calibration:
+    if method is not None and (format != "int4" or (no_calibration and method is Method.GPTQ)):
+        raise UsageError(f"--method {method.value} is for --format int4 with calibration; leave one of the options out")
+    if method is Method.HQQ:
+        values["range"] = '{"type": "HalfQuadraticRange"}'
+    if no_calibration or method in (Method.HQQ, Method.RTN):
         values["calibration"] = "null"
     config = compression_config(format, values)
     source = open_bundle(bundle)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from openafm.cli.bundles import check_name_is_free
+from openafm.cli.compress import Method
 from openafm.cli.output import JsonOption, print_json, print_text
+from openafm.core.progress import progress
 
 if TYPE_CHECKING:
-    from openafm.bundle.hugging_face import ImportReport
+    from openafm.bundle.hugging_face import Conversion, ImportReport
 
 app = typer.Typer(help="Import open-weight models as bundles.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,11 +31,6 @@ class Weights(StrEnum):
     BF16 = "bf16"
 
 
-class Method(StrEnum):
-    RTN = "rtn"
-    GPTQ = "gptq"
-
-
 NameOption = Annotated[str | None, typer.Option(help="Name of the bundle; default: that of the folder or file.")]
 ComputeOption = Annotated[Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")]
@@ -42,7 +39,8 @@ WeightsOption = Annotated[
     typer.Option(help="Convert the weights for the native engine, layer by layer; default: keep them, for torch."),
 ]
 MethodOption = Annotated[
-    Method, typer.Option(help="With --weights int4: round to nearest, or by GPTQ, which takes longer and loses less.")
+    Method,
+    typer.Option(help="With --weights int4: round to nearest, by HQQ, or by GPTQ, which takes longest and loses least."),
 ]
 CalibrationOption = Annotated[
     Path | None,
@@ -62,24 +60,16 @@ def hf(
     json: JsonOption = False,
 ) -> None:
     """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3, InternVL) with tokenizer and chat template."""
-    from openafm.bundle import bundle_place
-    from openafm.bundle.hugging_face import Calibration, import_hugging_face
-    from openafm.core.errors import UsageError
-    from openafm.core.progress import progress
+    from openafm.bundle.hugging_face import import_hugging_face
 
-    place = bundle_place(name or path.resolve().name)
-    check_name_is_free(place.name, force)
-    if weights is not None and compute is not Compute.FLOAT32:
-        raise UsageError(f"--compute {compute.value} is for imports without --weights; leave it out")
-    if (method is Method.GPTQ and weights is not Weights.INT4) or (calibration is not None and method is not Method.GPTQ):
-        raise UsageError("--method gptq is for --weights int4, and --calibration for --method gptq; leave it out")
-    with progress("import", 1) if weights is not None else nullcontext() as bar:
+    place = _place(name or path.resolve().name, force)
+    conversion = _conversion(weights, compute, method, calibration)
+    with progress("import", 1) if conversion is not None else nullcontext() as bar:
         report = import_hugging_face(
             path,
             place,
             compute=compute.value,
-            weights=None if weights is None else weights.value,
-            calibration=Calibration(file=calibration) if method is Method.GPTQ else None,
+            conversion=conversion,
             on_part=lambda done, total: bar.update(done / total, f"part {done} of {total}") if bar else None,
         )
     _print_report(report, json)
@@ -91,20 +81,54 @@ def gguf(
     name: NameOption = None,
     compute: ComputeOption = Compute.FLOAT32,
     weights: WeightsOption = None,
+    method: MethodOption = Method.RTN,
+    calibration: CalibrationOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Import a GGUF file (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
-    from openafm.bundle import bundle_place
     from openafm.bundle.gguf import import_gguf
+
+    place = _place(name or file.resolve().stem, force)
+    conversion = _conversion(weights, compute, method, calibration)
+    with progress("import", 1) if conversion is not None else nullcontext() as bar:
+        report = import_gguf(
+            file,
+            place,
+            compute=compute.value,
+            conversion=conversion,
+            on_part=lambda done, total: bar.update(done / total, f"part {done} of {total}") if bar else None,
+        )
+    _print_report(report, json)
+
+
+def _place(name: str, force: bool) -> Path:
+    from openafm.bundle import bundle_place
+
+    place = bundle_place(name)
+    check_name_is_free(place.name, force)
+    return place
+
+
+def _conversion(weights: Weights | None, compute: Compute, method: Method, calibration: Path | None) -> Conversion | None:
+    from openafm.bundle.hugging_face import Calibration, Conversion
+    from openafm.compression.grouped import NEAREST
+    from openafm.compression.post_training.half_quadratic import HalfQuadraticRange
     from openafm.core.errors import UsageError
 
-    place = bundle_place(name or file.resolve().stem)
-    check_name_is_free(place.name, force)
     if weights is not None and compute is not Compute.FLOAT32:
         raise UsageError(f"--compute {compute.value} is for imports without --weights; leave it out")
-    report = import_gguf(file, place, compute=compute.value, weights=None if weights is None else weights.value)
-    _print_report(report, json)
+    if method is not Method.RTN and weights is not Weights.INT4:
+        raise UsageError(f"--method {method.value} is for --weights int4; leave it out")
+    if calibration is not None and method is not Method.GPTQ:
+        raise UsageError("--calibration is for --method gptq; leave it out")
+    if weights is None:
+        return None
+    return Conversion(
+        weights=weights.value,
+        calibration=Calibration(file=calibration) if method is Method.GPTQ else None,
+        range=HalfQuadraticRange() if method is Method.HQQ else NEAREST,
+    )
 
 
 @app.command()

@@ -23,12 +23,19 @@ from numpy.typing import NDArray
 
 from openafm.compression.errors import CompressionError
 from openafm.compression.int4_embedding import pack_nibbles, unpack_nibbles
-from openafm.compression.post_training.groups import ClippedRange, Floats, GroupQuantized, checked_matrix, quantize_groups
+from openafm.compression.post_training.groups import (
+    ClippedRange,
+    Floats,
+    GroupQuantized,
+    RangeConfig,
+    checked_matrix,
+    quantize_groups,
+)
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 MIDDLE = 8  # the code of zero in symmetric 4 bits
 LARGEST = 127
-_RANGE = ClippedRange(smallest=0.8, num_steps=4)  # a tenth of the time of 26 steps, for most of the gain
+NEAREST: RangeConfig = ClippedRange(smallest=0.8, num_steps=4)  # a tenth of the time of 26 steps, for most of the gain
 _SHARES = np.linspace(1, 0.8, 5, dtype=np.float32)  # of the full range, tried for symmetric 4 bits
 _ROW_BYTES = 1 << 24  # of fp32 numbers rounded at once
 
@@ -63,8 +70,11 @@ class GroupFormat:
         if num_inputs % unit:
             raise CompressionError(f"{name} has {num_inputs} inputs; this format needs a multiple of {unit}")
 
-    def quantize(self, weight_RC: Floats, name: str = "the matrix") -> GroupedMatrix:
+    def quantize(self, weight_RC: Floats, name: str = "the matrix", range: RangeConfig = NEAREST) -> GroupedMatrix:
         """Return a matrix rounded to nearest; 4-bit ranges are shrunk where that reduces the squared error.
+
+        Args:
+            range: how to choose the levels, in formats with minima.
 
         Raises:
             CompressionError: the weight is not a finite matrix, exceeds fp16, or does not divide into groups.
@@ -72,16 +82,17 @@ class GroupFormat:
         weight_RC = checked_matrix(weight_RC, name)
         self.check(weight_RC.shape[1], name)
         rows = max(1, _ROW_BYTES // (4 * weight_RC.shape[1]))
-        parts = [self._rounded(weight_RC[row : row + rows], name) for row in range(0, len(weight_RC), rows)]
+        starts = np.arange(0, len(weight_RC), rows)
+        parts = [self._rounded(weight_RC[row : row + rows], name, range) for row in starts]
         columns = list(zip(*((part.codes_RC, part.scale, part.minimum_RG) for part in parts), strict=True))
         minimum = np.concatenate(columns[2]) if self.has_minimum else None
         return GroupedMatrix(
             format=self, codes_RC=np.concatenate(columns[0]), scale=np.concatenate(columns[1]), minimum_RG=minimum
         )
 
-    def _rounded(self, weight_RC: Floats, name: str) -> GroupedMatrix:
+    def _rounded(self, weight_RC: Floats, name: str, range: RangeConfig) -> GroupedMatrix:
         if self.has_minimum:
-            groups = quantize_groups(weight_RC, bits=self.bits, group=self.group, range=_RANGE, name=name)
+            groups = quantize_groups(weight_RC, bits=self.bits, group=self.group, range=range, name=name)
             return GroupedMatrix.from_groups(groups, self)
         num_rows, num_inputs = weight_RC.shape
         weight_RGg = weight_RC.reshape(num_rows, self.num_groups(num_inputs), -1)

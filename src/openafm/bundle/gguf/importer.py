@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.bundle.bundle import write_bundle, write_bundle_in_parts
 from openafm.bundle.gguf.architecture import ROPE_FACTORS, decoder_name, read_architecture
 from openafm.bundle.gguf.errors import GGUFError
 from openafm.bundle.gguf.reader import GGUFFile, GGUFTensor, read_gguf
 from openafm.bundle.gguf.tokenizer import tokenizer_json
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
-from openafm.bundle.hugging_face.compressed import write_parts
-from openafm.bundle.hugging_face.importer import ImportReport, file_state
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import decoder_shapes
-from openafm.compression.native_numerics import Weights, native_numerics
+from openafm.bundle.hugging_face.writing import Compute, Conversion, ImportReport, ReadModel, import_card, write_import
+from openafm.compression.native_numerics import Weights
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
@@ -37,8 +34,8 @@ def import_gguf(
     file: Path,
     place: Path,
     *,
-    compute: Literal["float32", "bfloat16"] = "float32",
-    weights: Weights | None = None,
+    compute: Compute = "float32",
+    conversion: Conversion | None = None,
     today: datetime.date | None = None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportReport:
@@ -46,10 +43,10 @@ def import_gguf(
 
     Args:
         compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory of keys and values.
-        weights: the format of the weights for the native engine, rounded to nearest; matrices of Q8_0 keep their values in
-            int8. An import that is killed continues when it is called again with the same arguments.
+        conversion: how weights are rounded for the native engine; matrices of Q8_0 keep their values in int8. An import
+            that is killed continues when it is called again with the same arguments.
         today: the date for chat templates that state one.
-        on_part: called with the number of finished weight files and of all, with `weights`.
+        on_part: called with the number of finished weight files and of all, with `conversion`.
 
     Raises:
         GGUFError: the file is damaged, or needs an unsupported feature.
@@ -68,49 +65,29 @@ def import_gguf(
     except TokenizerError as error:
         raise GGUFError(f"the tokenizer of {file} cannot be used: {error}") from error
     template = _chat_template(read.metadata, text, tokenizer, today or datetime.date.today())
+    weights = None if conversion is None else conversion.weights
     notes = (*template.notes, *_type_notes(read, weights))
-    card = _card(place.name, family, notes)
-    if weights is None:
-        bundle = write_bundle(
-            place,
-            config=config,
-            tokenizer=tokenizer,
-            template=template.template,
-            tensors=tensors,
-            numerics=_numerics(tensors, compute),
-            card=card,
-        )
-    else:
-        numerics = native_numerics(config, weights)
-        if weights == "int8" and all(each.source.type.name == "Q8_0" for each in _matrices(tensors)):
-            numerics = replace(numerics, weights="int8_group32", exceptions=())  # the same groups: values stay
-        stated = (str(file.resolve()), file_state(file), numerics, template.template.to_json())
-        bundle = write_bundle_in_parts(
-            place,
-            key=hashlib.sha256(repr(stated).encode()).hexdigest(),
-            config=config,
-            tokenizer=tokenizer,
-            template=template.template,
-            numerics=numerics,
-            write_weights=lambda parts: write_parts(parts, tensors, numerics, on_part=on_part),
-            card=card,
-        )
+    model = ReadModel(
+        config=config,
+        tokenizer=tokenizer,
+        template=template.template,
+        tensors=tensors,
+        files=[file],
+        card=import_card(place.name, f"GGUF file of the {family} family", "model", notes),
+    )
+
+    def adjusted(numerics: Numerics) -> Numerics:
+        keeps = weights == "int8" and all(each.source.type.name == "Q8_0" for each in _matrices(tensors))
+        return (
+            replace(numerics, weights="int8_group32", exceptions=()) if keeps else numerics
+        )  # the same groups: values stay
+
+    bundle = write_import(place, model, compute=compute, conversion=conversion, adjusted=adjusted, on_part=on_part)
     return ImportReport(bundle=bundle, notes=notes)
 
 
 def _matrices(tensors: Sequence[_ConvertedTensor]) -> list[_ConvertedTensor]:
     return [tensor for tensor in tensors if len(tensor.shape) == 2 and tensor.name.startswith("layers.")]
-
-
-def _numerics(tensors: Sequence[_ConvertedTensor], compute: Literal["float32", "bfloat16"]) -> Numerics:
-    matrices = {tensor.dtype for tensor in _matrices(tensors)}
-    embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
-    return Numerics(
-        weights="bfloat16" if matrices == {"BF16"} else "float32",
-        embedding="bfloat16" if embedding == {"BF16"} else "float32",
-        activations=compute,
-        kv=compute,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +166,3 @@ def _type_notes(read: GGUFFile, weights: Weights | None) -> list[str]:
     if weights == "int8":
         outcome += ", except that matrices keep their values if all are Q8_0"
     return [f"quantized weights ({', '.join(quantized)}) {outcome}"]
-
-
-def _card(name: str, family: str, notes: Sequence[str]) -> str:
-    lines = [f"# {name}", "", f"Imported from a GGUF file of the {family} family."]
-    lines += ["The license of the model applies.", "", *(f"- {note}" for note in notes)]
-    return "\n".join(lines).rstrip() + "\n"

@@ -3,10 +3,12 @@
 from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.exporter import ExportReport, export_hugging_face
-from openafm.bundle.hugging_face.importer import ImportReport, import_hugging_face
+from openafm.bundle.hugging_face.importer import import_hugging_face
+from openafm.bundle.hugging_face.writing import Conversion, ImportReport
 
 __all__ = [
     "Calibration",
+    "Conversion",
     "ExportReport",
     "HuggingFaceError",
     "ImportReport",

@@ -8,7 +8,6 @@ the embedding and the head some rows in fp32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,9 +17,10 @@ from numpy.typing import NDArray
 from openafm.bundle.errors import BundleError
 from openafm.bundle.tensor_file import MappedTensor, TensorSource, in_memory, read_tensors, release_pages, write_file
 from openafm.compression.errors import CompressionError
-from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
+from openafm.compression.grouped import FORMATS, NEAREST, GroupedMatrix, GroupFormat
 from openafm.compression.int8_rows import is_vision, with_vision_in_8_bits
 from openafm.compression.numerics import Numerics
+from openafm.compression.post_training.groups import RangeConfig
 from openafm.core.files import atomic_file
 
 
@@ -46,12 +46,14 @@ def write_parts(
     tensors: Sequence[TensorSource],
     numerics: Numerics,
     method: LayerMethod | None = None,
+    range: RangeConfig = NEAREST,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write the weights as `model-00001.safetensors`, ... into a folder that may have some of these files already.
 
     Args:
-        method: rounds the matrices of the layers; to nearest by default.
+        method: rounds the matrices of the layers; by default they are rounded one by one.
+        range: how to choose the levels of 4-bit matrices of the layers without a method.
         on_part: called with the number of finished files and of all.
 
     Raises:
@@ -65,7 +67,7 @@ def write_parts(
         if not file.exists():
             if method is not None and is_calibrated:
                 method.begin(layer, {_in_layer(tensor.name): _whole(tensor) for tensor in part})
-            made = [stored for tensor in part for stored in _stored(tensor, numerics, method)]
+            made = [stored for tensor in part for stored in _stored(tensor, numerics, method, range)]
             with atomic_file(file) as stream:
                 write_file(stream, made)
             for tensor in part:
@@ -99,14 +101,15 @@ def _whole(tensor: TensorSource) -> NDArray[np.float32]:
     return np.concatenate([*finite_rows(tensor), np.zeros((0, *tensor.shape[1:]), np.float32)])
 
 
-def embeddings_of(tensors: Sequence[MappedTensor], tokens_BS: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the embeddings [B, S, D] of tokens in fp32; other rows are not read."""
+def embeddings_of(tensors: Sequence[TensorSource], tokens_BS: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the embeddings [B, S, D] of tokens in fp32; memory holds these and some rows of the matrix."""
     embedding = next(tensor for tensor in tensors if tensor.name == "embedding")
     used, places = np.unique(tokens_BS, return_inverse=True)
-    row_bytes = embedding.data.nbytes // embedding.shape[0]
-    rows = np.ascontiguousarray(embedding.data.reshape(embedding.shape[0], row_bytes)[used])
-    chosen = replace(embedding, shape=(len(used), embedding.shape[1]), data=rows.reshape(-1))
-    embedded: NDArray[np.float32] = _whole(chosen)[places.reshape(tokens_BS.shape)]
+    found, start = list[NDArray[np.float32]](), 0
+    for rows in finite_rows(embedding):
+        found.append(rows[used[(used >= start) & (used < start + len(rows))] - start])
+        start += len(rows)
+    embedded: NDArray[np.float32] = np.concatenate(found)[places.reshape(tokens_BS.shape)]
     return embedded
 
 
@@ -119,7 +122,9 @@ def _parts(tensors: Sequence[TensorSource]) -> list[list[TensorSource]]:
     return [layers[layer] for layer in sorted(layers)]
 
 
-def _stored(tensor: TensorSource, numerics: Numerics, method: LayerMethod | None) -> Iterator[MappedTensor]:
+def _stored(
+    tensor: TensorSource, numerics: Numerics, method: LayerMethod | None, range: RangeConfig
+) -> Iterator[MappedTensor]:
     """Yield the tensors of the bundle that hold a weight of the checkpoint."""
     name = tensor.name
     if len(tensor.shape) != 2 or name == "vision.registers_RD":
@@ -139,7 +144,8 @@ def _stored(tensor: TensorSource, numerics: Numerics, method: LayerMethod | None
             matrix = method.quantize(name.removesuffix(".weight"), _whole(tensor), FORMATS[weights])
             arrays = matrix.tensors(name)
         else:
-            chunks = [FORMATS[weights].quantize(rows, name).tensors(name) for rows in finite_rows(tensor)]
+            chosen = range if is_inside else NEAREST
+            chunks = [FORMATS[weights].quantize(rows, name, chosen).tensors(name) for rows in finite_rows(tensor)]
             arrays = {each: np.concatenate([chunk[each] for chunk in chunks]) for each in chunks[0]}
     except CompressionError as error:
         raise BundleError(f"{tensor.file}: {error}") from error

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from openafm.bundle.bundle import Bundle, write_bundle, write_bundle_in_parts
-from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
-from openafm.bundle.hugging_face.compressed import LayerMethod, embeddings_of, write_parts
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.image_layout import image_tokens
@@ -24,10 +16,8 @@ from openafm.bundle.hugging_face.internvl import internvl_config
 from openafm.bundle.hugging_face.internvl_weights import read_internvl_weights
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
-from openafm.bundle.tensor_file import MappedTensor, TensorSource
-from openafm.compression.errors import CompressionError
-from openafm.compression.native_numerics import Weights, native_numerics
-from openafm.compression.numerics import Numerics
+from openafm.bundle.hugging_face.writing import Compute, Conversion, ImportReport, ReadModel, import_card, write_import
+from openafm.bundle.tensor_file import TensorSource
 from openafm.core.files import read_document
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -35,35 +25,24 @@ from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.files import read_imported_tokenizer
 from openafm.tokenizer.imported import ImportedTokenizer
 
-_HEAD_BYTES = 1 << 22  # more than the headers of most files
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportReport:
-    """Hold the bundle and notes for the user about how it differs from the checkpoint."""
-
-    bundle: Bundle
-    notes: tuple[str, ...]
 
 
 def import_hugging_face(
     folder: Path,
     place: Path,
     *,
-    compute: Literal["float32", "bfloat16"] = "float32",
-    weights: Weights | None = None,
-    calibration: Calibration | None = None,
+    compute: Compute = "float32",
+    conversion: Conversion | None = None,
     today: datetime.date | None = None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportReport:
     """Convert the checkpoint in `folder` to a bundle at `place`. Weights keep their dtype (float16 becomes float32).
 
     Args:
-        compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory. Without `weights` only.
-        weights: the format of the weights for the native engine; None keeps their dtype. An import that is killed continues
-            when it is called again with the same arguments.
-        calibration: round 4-bit matrices by GPTQ, calibrated on this text, instead of to nearest.
+        compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory. Without `conversion` only.
+        conversion: how weights are rounded for the native engine; None keeps their dtype. An import that is killed
+            continues when it is called again with the same arguments.
         today: the date for chat templates that state one.
 
     Raises:
@@ -79,30 +58,16 @@ def import_hugging_face(
         raise HuggingFaceError(f"{folder / 'tokenizer.json'} has {counts}; restore the folder")
     read = _chat_template(folder, values, tokenizer, today or datetime.date.today())
     notes = (*read.notes, *_image_notes(config))
-    card = _card(place.name, values, notes)
-    if weights is None:
-        bundle = write_bundle(
-            place,
-            config=config,
-            tokenizer=tokenizer,
-            template=read.template,
-            tensors=tensors,
-            numerics=_numerics(tensors, compute),
-            card=card,
-        )
-    else:
-        numerics = _native_numerics(config, weights)
-        method = None if calibration is None else _gptq(config, tensors, calibration.tokens(tokenizer, read.template))
-        bundle = write_bundle_in_parts(
-            place,
-            key=_import_key(folder, tensors, numerics, read, calibration),
-            config=config,
-            tokenizer=tokenizer,
-            template=read.template,
-            numerics=numerics,
-            write_weights=lambda parts: write_parts(parts, tensors, numerics, method, on_part),
-            card=card,
-        )
+    card = import_card(place.name, f"Hugging Face checkpoint of the {values['model_type']} family", "checkpoint", notes)
+    model = ReadModel(
+        config=config,
+        tokenizer=tokenizer,
+        template=read.template,
+        tensors=tensors,
+        files=[tensor.file for tensor in tensors],
+        card=card,
+    )
+    bundle = write_import(place, model, compute=compute, conversion=conversion, on_part=on_part)
     return ImportReport(bundle=bundle, notes=notes)
 
 
@@ -132,41 +97,6 @@ def _image_notes(config: DecoderConfig) -> tuple[str, ...]:
     usual, *others = config.image_modes
     details = "".join(f", {min(each.token_counts)} to {each.num_tokens} with image_detail {each.name}" for each in others)
     return (f"an image takes {usual.num_tokens} tokens{details}",)
-
-
-def _import_key(
-    folder: Path, tensors: Sequence[TensorSource], numerics: Numerics, read: ReadTemplate, calibration: Calibration | None
-) -> str:
-    """Return a digest of what decides the weights' bytes, by which a killed import continues."""
-    states = sorted(file_state(file) for file in {tensor.file for tensor in tensors})
-    return hashlib.sha256(
-        repr((str(folder.resolve()), states, numerics, calibration, read.template.to_json())).encode()
-    ).hexdigest()
-
-
-def file_state(file: Path) -> tuple[str | int, ...]:
-    """Return what differs when a file of weights is replaced, also by one of the same size and time of modification."""
-    state = file.stat()
-    with file.open("rb") as stream:
-        head = hashlib.sha256(stream.read(_HEAD_BYTES)).hexdigest()
-    return file.name, state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns, head
-
-
-def _native_numerics(config: DecoderConfig, weights: Weights) -> Numerics:
-    has_8_bit_vision = isinstance(config, MultimodalConfig) and weights != "bf16"
-    try:
-        numerics = native_numerics(config, weights)
-        return replace(numerics, vision="int8_per_row") if has_8_bit_vision else numerics
-    except CompressionError as error:
-        raise HuggingFaceError(f"{error}; use --weights bf16") from error
-
-
-def _gptq(config: DecoderConfig, tensors: Sequence[TensorSource], tokens_BS: NDArray[np.int64]) -> LayerMethod:
-    from openafm.compression.post_training.layerwise import LayerwiseGPTQ
-
-    decoder = config.decoder if isinstance(config, MultimodalConfig) else config
-    mapped = [tensor for tensor in tensors if isinstance(tensor, MappedTensor)]
-    return LayerwiseGPTQ(decoder, embeddings_of(mapped, tokens_BS))
 
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:
@@ -216,23 +146,6 @@ def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
             "import an instruction-tuned model, not a base model"
         )
     return source
-
-
-def _numerics(tensors: Sequence[TensorSource], compute: Literal["float32", "bfloat16"]) -> Numerics:
-    others = ("embedding", "vision.registers_RD")
-    layers = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name not in others}
-    embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
-    return Numerics(weights=_dtype(layers), embedding=_dtype(embedding), activations=compute, kv=compute)
-
-
-def _dtype(stored: set[str]) -> Literal["float32", "bfloat16"]:
-    return "bfloat16" if stored == {"BF16"} else "float32"
-
-
-def _card(name: str, values: dict[str, Any], notes: tuple[str, ...]) -> str:
-    lines = [f"# {name}", "", f"Imported from a Hugging Face checkpoint of the {values['model_type']} family."]
-    lines += ["The license of the checkpoint applies.", "", *(f"- {note}" for note in notes)]
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def _content(token: Any) -> str:

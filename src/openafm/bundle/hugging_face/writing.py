@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from openafm.compression.grouped import NEAREST
 from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.tokenizer.imported import ImportedTokenizer
 from openafm.tokenizer.imported_template import ImportedTemplate
 
@@ -93,10 +94,7 @@ def write_import(
     }
     if conversion is None:
         return write_bundle(place, **parts, tensors=model.tensors, numerics=_stored_numerics(model.tensors, compute))
-    try:
-        numerics = adjusted(native_numerics(model.config, conversion.weights))
-    except CompressionError as error:
-        raise HuggingFaceError(f"{error}; use --weights bf16") from error
+    numerics = adjusted(numerics_of(model.config, conversion.weights))
     calibration, tensors = conversion.calibration, model.tensors
     method = None if calibration is None else _gptq(model, calibration.tokens(model.tokenizer, model.template))
     # A killed import continues if nothing differs that decides the bytes of the weights.
@@ -109,6 +107,20 @@ def write_import(
         numerics=numerics,
         write_weights=lambda folder: write_parts(folder, tensors, numerics, method, conversion.range, on_part),
     )
+
+
+def numerics_of(config: DecoderConfig, weights: Weights) -> Numerics:
+    """Return numerics for the native engine.
+
+    Raises:
+        HuggingFaceError: a width of the model does not fit the format.
+    """
+    has_8_bit_vision = isinstance(config, MultimodalConfig) and weights != "bf16"
+    try:
+        numerics = native_numerics(config, weights)
+        return replace(numerics, vision="int8_per_row") if has_8_bit_vision else numerics
+    except CompressionError as error:
+        raise HuggingFaceError(f"{error}; use --weights bf16") from error
 
 
 def file_state(file: Path) -> tuple[str | int, ...]:
@@ -129,13 +141,15 @@ def import_card(name: str, origin: str, owner: str, notes: Sequence[str]) -> str
 def _gptq(model: ReadModel, tokens_BS: NDArray[np.int64]) -> LayerMethod:
     from openafm.compression.post_training.layerwise import LayerwiseGPTQ
 
-    return LayerwiseGPTQ(model.config, embeddings_of(model.tensors, tokens_BS))
+    decoder = model.config.decoder if isinstance(model.config, MultimodalConfig) else model.config
+    return LayerwiseGPTQ(decoder, embeddings_of(model.tensors, tokens_BS))
 
 
 def _stored_numerics(tensors: Sequence[TensorSource], compute: Compute) -> Numerics:
-    matrices = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name.startswith("layers.")}
+    others = ("embedding", "vision.registers_RD")
+    layers = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name not in others}
     embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
-    return Numerics(weights=_dtype(matrices), embedding=_dtype(embedding), activations=compute, kv=compute)
+    return Numerics(weights=_dtype(layers), embedding=_dtype(embedding), activations=compute, kv=compute)
 
 
 def _dtype(stored: set[str]) -> Literal["bfloat16", "float32"]:

@@ -14,6 +14,7 @@ from openafm.compression.post_training.groups import (
     RangeConfig,
     quantize_groups,
 )
+from openafm.compression.post_training.half_quadratic import HalfQuadraticRange
 from openafm.core.config import Config
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class ClippedConfig(GroupConfig):
     @property
     def range(self) -> RangeConfig:
         return ClippedRange()
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfQuadraticConfig(GroupConfig):
+    """Round by half-quadratic quantization (HQQ), without calibration data."""
+
+    @property
+    def range(self) -> RangeConfig:
+        return HalfQuadraticRange()
 
 
 _CLIPPED = ClippedRange()

@@ -47,9 +47,7 @@ class HalfQuadraticRange(RangeConfig):
         step = best = nearest.or_better(clipped)
         beta = self.beta
         for _ in range(self.num_steps):
-            step = _Step.of(step.moved(weight_Rg, beta, self.power), weight_Rg, self.power)
-            if not (step.error_R < best.error_R).any():
-                break
+            step = _Step.of(step.moved(beta, self.power), weight_Rg, self.power)
             best = best.or_better(step)
             beta *= self.growth
         return best.grid
@@ -70,7 +68,7 @@ class _Step:
         rest_Rg = weight_Rg - grid.values(codes_Rg)
         return cls(grid=grid, codes_Rg=codes_Rg, rest_Rg=rest_Rg, error_R=(np.abs(rest_Rg) ** np.float32(power)).sum(1))
 
-    def moved(self, weight_Rg: Floats, beta: float, power: float) -> Grid:
+    def moved(self, beta: float, power: float) -> Grid:
         """Return the grid with the minimum that fits the codes best, outliers left out."""
         scale_R1 = np.maximum(self.grid.scale_R.astype(np.float32), np.float32(2**-24))[:, None]
         size_Rg = np.maximum(np.abs(self.rest_Rg) / scale_R1, np.float32(1e-6))

@@ -17,8 +17,10 @@ from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle, Numerics, RecoveryAdapter
 from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
 from openafm.compression.config import QATConfig
-from openafm.compression.grouped import GroupedMatrix
+from openafm.compression.grouped import NEAREST, GroupedMatrix
 from openafm.compression.post_training.config import GPTQConfig
+from openafm.compression.post_training.groups import RangeConfig
+from openafm.compression.post_training.half_quadratic import HalfQuadraticRange
 from openafm.core.config import Config, nearest, override
 from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
@@ -202,11 +204,13 @@ class Int2Compression(CompressionConfig):
 class GroupedCompression(CompressionConfig):
     """Base of groups of 4 and 8 bits with 8-bit activations, for the native engine.
 
-    With `calibration`, 4-bit matrices are rounded by GPTQ, layer by layer; without it, and in 8 bits, to nearest.
+    With `calibration`, 4-bit matrices are rounded by GPTQ, layer by layer; without it, and in 8 bits, to nearest, with the
+    levels of `range` in 4 bits.
     """
 
     calibration: CalibrationConfig | None = None
     method: GPTQConfig = field(default_factory=GPTQConfig)
+    range: RangeConfig = NEAREST
 
     @property
     @abstractmethod
@@ -215,7 +219,7 @@ class GroupedCompression(CompressionConfig):
 
     @property
     def summary(self) -> str:
-        how = "rounded to nearest"
+        how = "by HQQ" if isinstance(self.range, HalfQuadraticRange) else "rounded to nearest"
         if self.calibration is not None:
             how = f"by GPTQ on {self.calibration.num_rows} rows of data"
         return f"matrices in groups of {self.weights[3:]} bits {how}, the embedding too,\n8-bit activations, keys and values"
@@ -250,7 +254,7 @@ class GroupedCompression(CompressionConfig):
             def rounded(name: str, weight_RC: Tensor, moment_CC: Tensor | None = None) -> Tensor:
                 format = GROUPS[numerics.weights_of(name)]
                 if moment_CC is None or not format.has_minimum:
-                    matrix = format.quantize(weight_RC.numpy(), name)
+                    matrix = format.quantize(weight_RC.numpy(), name, self.range)
                 else:
                     method = replace(self.method, bits=format.bits, group=format.group)
                     matrix = GroupedMatrix.from_groups(method.quantize(weight_RC, moment_CC, name), format)
