@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import time
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -17,6 +18,7 @@ from openafm.serving.checked_text import ScoredToken, TextDelta
 from openafm.serving.config import ServerConfig
 from openafm.serving.inference import Delta, Ended
 from openafm.serving.inputs import EncodedInput
+from openafm.serving.loop_waker import LoopWaker
 from openafm.serving.models import ServedModel
 from openafm.serving.service import RunningTask
 
@@ -51,6 +53,29 @@ def test_texts_that_follow_an_event_at_once_are_one_event(monkeypatch: pytest.Mo
         [(0, TextDelta("bc"))],
         [(0, ENDED)],
     ]
+
+
+def test_events_that_are_set_together_wake_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> list[int]:
+        loop, counts = asyncio.get_running_loop(), [0]
+        wake = loop.call_soon_threadsafe
+
+        def counted(callback: Callable[[], None]) -> None:
+            counts[-1] += 1
+            wake(callback)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+        waker, events = LoopWaker(loop), [asyncio.Event() for _ in range(3)]
+        async with asyncio.timeout(60):
+            for group in (events, events[:1]):
+                for event in group:
+                    event.clear()
+                    waker.set(event)
+                await asyncio.gather(*(event.wait() for event in group))
+                counts.append(0)
+        return counts
+
+    assert asyncio.run(run()) == [1, 1, 0]
 
 
 def test_the_end_of_an_answer_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

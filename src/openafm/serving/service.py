@@ -22,6 +22,7 @@ from openafm.serving.errors import ApiError
 from openafm.serving.inference import Answer, AnswerCancelledError, Delta, Ended
 from openafm.serving.inputs import ChatInput, Decoding, EncodedInput, RawInput, check_bias, encode
 from openafm.serving.keys import ANONYMOUS, Client
+from openafm.serving.loop_waker import LoopWaker
 from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog, ServedModel
 from openafm.tokenizer.conversation import ToolCall
@@ -56,10 +57,13 @@ class Choice:
 class RunningTask:
     """Answers that are being generated: an asynchronous iterator over (index of the answer, delta)."""
 
-    def __init__(self, model: ServedModel, prompt: EncodedInput, deadline: float, num_choices: int) -> None:
+    def __init__(
+        self, model: ServedModel, prompt: EncodedInput, deadline: float, num_choices: int, waker: LoopWaker | None = None
+    ) -> None:
         self.model, self.prompt = model, prompt
         self._deadline, self._num_left = deadline, num_choices
         self._loop = asyncio.get_running_loop()
+        self._waker = waker or LoopWaker(self._loop)
         self._is_cancelled = threading.Event()
         self._deltas: deque[tuple[int, Delta | Exception]] = deque()
         self._arrived = asyncio.Event()
@@ -82,8 +86,7 @@ class RunningTask:
         self._is_urgent |= is_urgent
         if is_urgent or not self._is_notified:
             self._is_notified = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
-                self._loop.call_soon_threadsafe(self._arrived.set)
+            self._waker.set(self._arrived)
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         """Yield the deltas that have arrived since the last batch, until all answers have ended.
@@ -150,6 +153,7 @@ class AnswerService:
         self._guardrail = build_guardrail(config)
         self._threads = ThreadPoolExecutor(config.max_running, thread_name_prefix="openafm-answer")
         self._running: set[RunningTask] = set()
+        self._waker: LoopWaker | None = None  # made in the thread of the event loop
 
     @contextlib.asynccontextmanager
     async def running(self, task: Task) -> AsyncIterator[RunningTask]:
@@ -172,7 +176,7 @@ class AnswerService:
                 await place.enter_async_context(self.admission.admitted(num_bytes, task.num_choices, task.client.priority))
                 place.enter_context(self.metrics.running())
                 deadline = time.monotonic() + self.config.request_seconds
-                running = RunningTask(model, prompt, deadline, task.num_choices)
+                running = RunningTask(model, prompt, deadline, task.num_choices, self._loop_waker())
                 self._running.add(running)
                 futures = [
                     asyncio.get_running_loop().run_in_executor(self._threads, self._answer, loaded, task, running, index)
@@ -206,6 +210,13 @@ class AnswerService:
         for running in self._running:
             running.cancel()
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _loop_waker(self) -> LoopWaker:
+        """Return the waker that all answers of the running loop share."""
+        loop = asyncio.get_running_loop()
+        if self._waker is None or self._waker.loop is not loop:
+            self._waker = LoopWaker(loop)
+        return self._waker
 
     def _answer(self, loaded: LoadedModel, task: Task, running: RunningTask, index: int) -> None:
         """Worker thread: generate one answer and deliver it."""
