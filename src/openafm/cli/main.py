@@ -19,6 +19,7 @@ from typer.main import get_command, get_command_name
 from typer.models import CommandInfo
 
 from openafm.cli import (
+    ablate,
     adapter,
     annotate,
     apple_sdk,
@@ -91,6 +92,7 @@ app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(plan.plan)
 app.add_typer(reproduce.app, name="reproduce")
+train.recipes_app.command("ablate")(ablate.ablate)
 app.add_typer(train.recipes_app, name="recipes")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(compress.app, name="compress")
