@@ -50,7 +50,7 @@ from openafm.models.config import (
 )
 from openafm.runtime.doctor import bytes_per_token, stream_bandwidth
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.native.layout import matrices, vectors
+from openafm.runtime.native.shapes import matrices, vectors
 from openafm.tokenizer.chat_template import ChatTemplate
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "open_weights_native.json"

@@ -28,8 +28,8 @@ from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.doctor import bytes_per_token
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.native.layout import matrices
 from openafm.runtime.native.library import native_library
+from openafm.runtime.native.shapes import matrices
 
 BATCH = 8
 CHOICES: dict[str, SamplingConfig] = {"": GreedyConfig(), "_random": RandomConfig(top_k=50, top_p=0.9, seed=0)}

@@ -28,7 +28,7 @@ from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size, shared_kv_decoder
 from openafm.runtime.native.build import cache_home
-from openafm.runtime.native.layout import matrices, norms
+from openafm.runtime.native.shapes import matrices, norms
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.byte_alphabet import characters_of
 from openafm.tokenizer.chat_template import ChatTemplate

@@ -48,7 +48,7 @@ def _memory_here(bundle: Bundle, description: Description) -> dict[str, Any]:
     engine = engine_name(bundle)
     return {
         "engine": engine,
-        "engine_weight_bytes": weight_bytes(description.parameters, description.bits_per_weight, engine),
+        "engine_weight_bytes": weight_bytes(bundle, description.parameters, description.bits_per_weight, engine),
         "engine_kv_bytes_per_token": kv_bytes_per_token(bundle, engine),
     }
 

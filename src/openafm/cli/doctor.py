@@ -60,6 +60,8 @@ def _model_rows(model: ModelSpeed) -> list[tuple[str, str]]:
     rows = [("bundle", model.model), ("engine", model.engine)]
     if model.why_not_native is not None:
         rows.append(("not native because", model.why_not_native))
+    if model.decoded is not None:
+        rows.append(("weights", f"decoded to {model.decoded} when loaded"))
     if model.bytes_per_token is not None and model.expected_tokens_s is not None:
         rows.append(("read per token", _megabytes(model.bytes_per_token)))
         rows.append(("memory allows", f"{model.expected_tokens_s:,.0f} tokens/s"))

@@ -22,9 +22,10 @@ from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.selection import CHOICE, is_full_precision, kv_bytes_per_token, open_engine
+from openafm.runtime.native.adapter_weights import adapted
 from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
 from openafm.runtime.native.engine import NativeEngine, chosen_threads
-from openafm.runtime.native.layout import bytes_per_step, matrices
+from openafm.runtime.native.layout import bytes_per_step, decoded_format
 from openafm.runtime.native.library import kernel_names, open_library
 from openafm.runtime.native.support import unsupported
 
@@ -75,6 +76,8 @@ class ModelSpeed:
         model: folder of the bundle.
         engine: "native" or "torch".
         why_not_native: None for the native engine.
+        decoded: format to which the native engine decodes the weights when it loads them, such as ASTC blocks; None if it
+            computes with the weights as they are stored.
         bytes_per_token: bytes of weights that a decode step reads, the adapter's included; None for the torch engine.
         expected_tokens_s: limit by memory bandwidth. A model that fits the processor's caches may be faster.
         measured_tokens_s: measured decode speed with an almost empty context.
@@ -85,6 +88,7 @@ class ModelSpeed:
     model: str
     engine: str
     why_not_native: str | None
+    decoded: str | None
     bytes_per_token: int | None
     expected_tokens_s: float | None
     measured_tokens_s: float
@@ -164,12 +168,8 @@ def bytes_per_token(bundle: Bundle) -> int:
 
 
 def _adapter_bytes(bundle: Bundle, config: LoRAConfig) -> int:
-    adapted = (
-        shape
-        for name, shape in matrices(bundle.config).items()
-        if not config.targets or name.rpartition(".")[2] in config.targets
-    )
-    return sum(sum(shape) for shape in adapted) * config.rank * np.dtype(config.precision).itemsize
+    num_numbers = sum(sum(shape) for shape in adapted(bundle.config, config).values())
+    return bundle.config.num_tracks * num_numbers * config.rank * np.dtype(config.precision).itemsize
 
 
 def _examine_model(bundle: Bundle, machine: Machine) -> ModelSpeed:
@@ -181,6 +181,7 @@ def _examine_model(bundle: Bundle, machine: Machine) -> ModelSpeed:
         model=str(bundle.path),
         engine=name,
         why_not_native=None if is_native else _why_not(bundle, machine),
+        decoded=decoded_format(bundle) if is_native else None,
         bytes_per_token=moved,
         expected_tokens_s=None if moved is None else machine.stream_gb_s * 1e9 / moved,
         measured_tokens_s=_decoding_speed(engine),

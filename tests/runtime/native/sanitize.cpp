@@ -154,7 +154,7 @@ void pools_come_and_go(const char *kernels) {
     for (int round = 0; round < 12; round++) {
         const Model model(oa_model_new(&weights.config, 1 + up_to(random, 4), kernels));
         for (int n = up_to(random, 3); n > 0; n--) {
-            const OaMatrix &matrix = weights.config.layers[0].gate;
+            const OaMatrix &matrix = weights.config.layers[0].feed_forwards[0].gate;
             const int num_rows = up_to(random, 20);
             const Floats x = between(random, (size_t)num_rows * matrix.num_inputs, -1, 1);
             Floats y((size_t)num_rows * matrix.num_outputs);

@@ -34,13 +34,18 @@ Floats between(Random &random, size_t count, float least, float most) {
 struct Shape {
     int vocab_size, dim, num_own, num_shared, num_heads, num_kv_heads, head_dim, hidden_dim, rank, lora_bits;
     int kind, group, window;  // of matrices whose inputs divide by 32 and the groups; the others are in 2 bits
+    int num_tracks, num_experts;  // every second layer has experts; a block is the layers with their own keys and values
+    bool float_cache;
 };
 
 const Shape shapes[] = {
-    {83, 64, 2, 2, 4, 2, 16, 200, 3, 32, OA_INT4, 32, 0},
-    {16, 32, 1, 0, 1, 1, 4, 4, 0, 0, OA_INT2, 0, 1},      // all sizes minimal
-    {33, 96, 2, 3, 3, 1, 100, 68, 5, 16, OA_BFLOAT16, 0, 7},  // nothing whole
-    {300, 160, 1, 2, 8, 2, 64, 452, 0, 0, OA_INT8, 32, 70},
+    {83, 64, 2, 2, 4, 2, 16, 200, 3, 32, OA_INT4, 32, 0, 1, 0, false},
+    {16, 32, 1, 0, 1, 1, 4, 4, 0, 0, OA_INT2, 0, 1, 1, 0, false},          // all sizes minimal
+    {33, 96, 2, 3, 3, 1, 100, 68, 5, 16, OA_BFLOAT16, 0, 7, 1, 0, false},  // nothing whole
+    {300, 160, 1, 2, 8, 2, 64, 452, 0, 0, OA_INT8, 32, 70, 1, 0, false},
+    {40, 64, 2, 2, 2, 2, 16, 96, 2, 16, OA_INT4, 32, 5, 3, 4, false},      // tracks and experts in integers
+    {50, 32, 2, 0, 2, 1, 20, 36, 3, 32, OA_FLOAT32, 0, 9, 2, 3, true},     // the same in fp32, with keys and values in fp32
+    {30, 32, 1, 1, 2, 1, 12, 40, 0, 0, OA_FLOAT32, 0, 0, 1, 0, true},
 };
 
 // Random weights, each array in a separate allocation of its exact size.
@@ -48,23 +53,17 @@ class Weights {
 public:
     Weights(const Shape &shape, int seed) : shape_(shape), random_(seed) {
         const int inner = shape.num_heads * shape.head_dim, kv = shape.num_kv_heads * shape.head_dim;
-        for (int i = 0; i < shape.num_own + shape.num_shared; i++) {
-            OaLayer layer = {};
-            layer.source = i < shape.num_own ? i : shape.num_own - 1;
-            layer.window = i % 2 ? 0 : shape.window, layer.rotary = i % 3 == 2 ? -1 : i % 2;
-            layer.query = matrix(inner, shape.dim), layer.output = matrix(shape.dim, inner);
-            if (layer.source == i) layer.key = matrix(kv, shape.dim), layer.value = matrix(kv, shape.dim);
-            layer.gate = matrix(shape.hidden_dim, shape.dim), layer.up = matrix(shape.hidden_dim, shape.dim);
-            layer.down = matrix(shape.dim, shape.hidden_dim);
-            layer.attention_norm = norm(shape.dim), layer.feed_forward_norm = norm(shape.dim);
-            layer.query_norm = norm(shape.head_dim), layer.key_norm = norm(shape.head_dim);
-            layers_.push_back(layer);
-        }
+        const int depth = depth_of(shape), num_layers = shape.num_own + shape.num_shared;
+        for (int first = 0; first < num_layers; first += depth)
+            for (int track = 0; track < shape.num_tracks; track++)
+                for (int i = first; i < first + depth; i++) layers_.push_back(layer(i, track, inner, kv));
         config = {};
-        config.vocab_size = shape.vocab_size, config.dim = shape.dim, config.num_layers = (int)layers_.size();
+        config.vocab_size = shape.vocab_size, config.dim = shape.dim, config.num_layers = num_layers;
+        config.num_tracks = shape.num_tracks, config.block_depth = depth, config.track_divisor = (float)shape.num_tracks;
+        config.float_cache = shape.float_cache;
         config.num_heads = shape.num_heads, config.num_kv_heads = shape.num_kv_heads, config.head_dim = shape.head_dim;
-        config.hidden_dim = shape.hidden_dim, config.num_prefill_layers = shape.num_own, config.num_rotaries = 2;
-        config.norm_eps = config.qk_norm_eps = 1e-5f;
+        config.hidden_dim = CHOSEN * shape.hidden_dim, config.num_prefill_layers = shape.num_own, config.num_rotaries = 2;
+        config.norm_eps = config.qk_norm_eps = config.track_norm_eps = 1e-5f;
         config.norm_before_position = seed % 2, config.interleaved = seed / 2 % 2, config.level_zero = 1.5f;
         config.frequencies = floats(shape.head_dim, 0, 1), config.final_norm = norm(shape.dim);
         config.embedding = grouped(shape.vocab_size, shape.dim, OA_INT4, 32, true), config.layers = layers_.data();
@@ -74,11 +73,54 @@ public:
     OaConfig config;
 
 private:
+    enum { CHOSEN = 2 };
+
+    static int depth_of(const Shape &shape) { return shape.num_tracks > 1 ? shape.num_own : shape.num_own + shape.num_shared; }
+
+    // Returns layer number i of a track. A layer without keys and values reads those of the last one that has some.
+    OaLayer layer(int i, int track, int inner, int kv) {
+        const int depth = depth_of(shape_), source = i < shape_.num_own ? i : shape_.num_own - 1;
+        const auto entry = [&](int number) { return number / depth * depth * shape_.num_tracks + track * depth + number % depth; };
+        OaLayer layer = {};
+        layer.source = entry(source);
+        layer.window = i % 2 ? 0 : shape_.window, layer.rotary = i % 3 == 2 ? -1 : i % 2;
+        layer.query = matrix(inner, shape_.dim), layer.output = matrix(shape_.dim, inner);
+        if (source == i) layer.key = matrix(kv, shape_.dim), layer.value = matrix(kv, shape_.dim);
+        layer.num_experts = i % 2 ? shape_.num_experts : 0;
+        if (layer.num_experts) {
+            layer.num_chosen = CHOSEN, layer.soft_cap = i % 4 == 1 ? 50.0f : 0.0f;
+            layer.router = full(layer.num_experts, shape_.dim);
+        }
+        const int count = layer.num_experts ? layer.num_experts : 1;
+        OaFeedForward *parts = (OaFeedForward *)bytes(count * sizeof(OaFeedForward));
+        for (int e = 0; e < count; e++) {
+            parts[e] = {matrix(shape_.hidden_dim, shape_.dim), matrix(shape_.hidden_dim, shape_.dim), matrix(shape_.dim, shape_.hidden_dim)};
+            if (layer.num_experts) parts[e].gate.rank = parts[e].up.rank = parts[e].down.rank = 0;
+        }
+        layer.feed_forwards = parts;
+        layer.attention_norm = norm(shape_.dim), layer.feed_forward_norm = norm(shape_.dim);
+        layer.query_norm = norm(shape_.head_dim), layer.key_norm = norm(shape_.head_dim);
+        if (shape_.num_tracks > 1 && i % depth == depth - 1) layer.track_norm = norm(shape_.dim);
+        return layer;
+    }
+
+    OaMatrix full(int num_outputs, int num_inputs) {
+        const Floats stored = between(random_, (size_t)num_outputs * num_inputs, -0.3f, 0.3f);
+        float *tiles = (float *)bytes((size_t)(num_outputs + 15) / 16 * 16 * num_inputs * sizeof(float));
+        oa_pack_float32(stored.data(), num_outputs, num_inputs, tiles);
+        OaMatrix made = {};
+        made.kind = OA_FLOAT32, made.codes = (const uint8_t *)tiles;
+        made.num_outputs = num_outputs, made.num_inputs = num_inputs;
+        return made;
+    }
+
     OaMatrix matrix(int num_outputs, int num_inputs) {
         const size_t panels = (num_outputs + 63) / 64;
         OaMatrix made = {};
         made.num_outputs = num_outputs, made.num_inputs = num_inputs;
-        if (shape_.kind == OA_BFLOAT16) {
+        if (shape_.kind == OA_FLOAT32) {
+            made = full(num_outputs, num_inputs);
+        } else if (shape_.kind == OA_BFLOAT16) {
             const std::vector<uint16_t> stored((size_t)num_outputs * num_inputs, (uint16_t)(0xbc00 + up_to(random_, 255)));
             uint16_t *tiles = (uint16_t *)bytes((size_t)(num_outputs + 15) / 16 * 16 * num_inputs * 2);
             oa_pack_bfloat16(stored.data(), num_outputs, num_inputs, tiles);

@@ -17,9 +17,9 @@ from openafm.bundle import Bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.runtime.engines.base import Engine, WeightUpdateError
 from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.runtime.native.decoding import rounded_to
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
-from openafm.runtime.native.update import stored
 from openafm.tokenizer.chat_template import ChatTemplate
 
 TOKENS = random_tokens(150)
@@ -110,7 +110,7 @@ def test_new_weights_replace_those_of_this_engine_only(tmp_path: Path) -> None:
 def test_new_weights_of_a_bfloat16_matrix_are_rounded_as_torch_rounds() -> None:
     values = np.random.default_rng(0).standard_normal((33, 50)).astype(np.float32)
     expected = torch.from_numpy(values).bfloat16().view(torch.uint16).numpy()
-    np.testing.assert_array_equal(stored(values, "bfloat16"), expected)
+    np.testing.assert_array_equal(rounded_to("bfloat16", values), expected)
 
 
 def test_weights_that_do_not_fit_raise_and_change_nothing(tmp_path: Path) -> None:

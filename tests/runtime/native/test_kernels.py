@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from openafm.runtime.native.build import NativeBuildError, find_compiler
-from openafm.runtime.native.layout import MatrixLayout
 from openafm.runtime.native.layout import packed_codes as layout_of_codes
 from openafm.runtime.native.library import MatrixStruct, ModelStruct, kernel_names, native_library
+from openafm.runtime.native.matrix_layout import MatrixLayout
 
 Float = NDArray[np.float32]
 Double = NDArray[np.float64]
@@ -87,7 +87,9 @@ class Kernels:
         self, weights: str, tensors: dict[str, NDArray[Any]], shape: tuple[int, int]
     ) -> tuple[MatrixStruct, list[Any]]:
         """Return a packed matrix of the bundle tensors "", ".scale", ".minimum", and the arrays that it points to."""
-        layout = MatrixLayout(name="m", num_outputs=shape[0], num_inputs=shape[1], weights=weights)
+        layout = MatrixLayout(
+            name="m", num_outputs=shape[0], num_inputs=shape[1], weights=weights, stored=weights, tensor="m.weight"
+        )
         scales = np.zeros(layout.num_panels * PANEL_ROWS, np.float32)
         if layout.has_row_scales:
             scales[: shape[0]] = tensors[".scale"]

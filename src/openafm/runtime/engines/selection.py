@@ -15,6 +15,7 @@ from openafm.core.terminal import escaped
 from openafm.models.accounting import kv_bytes
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.native.build import NativeBuildError
+from openafm.runtime.native.layout import decoded_format
 from openafm.runtime.native.support import unsupported
 
 CHOICE = "OPENAFM_ENGINE"
@@ -100,9 +101,12 @@ def kv_bytes_per_token(bundle: Bundle, engine: Literal["native", "torch"]) -> in
     return config.num_tracks * numbers * _TORCH_KV_BYTES
 
 
-def weight_bytes(num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:
-    """Return the bytes of weights that an engine keeps in memory: as stored by the native one, in fp32 by torch."""
-    return round(num_parameters * (bits_per_weight / 8 if engine == "native" else _TORCH_WEIGHT_BYTES))
+def weight_bytes(bundle: Bundle, num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:
+    """Return the bytes of weights that an engine holds: as stored or decoded by the native one, in fp32 by torch."""
+    number_bytes = float(_TORCH_WEIGHT_BYTES)
+    if engine == "native":
+        number_bytes = {"bfloat16": 2.0, "float32": 4.0}.get(decoded_format(bundle) or "", bits_per_weight / 8)
+    return round(num_parameters * number_bytes)
 
 
 @cache

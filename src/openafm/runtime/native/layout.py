@@ -6,6 +6,7 @@ Shapes: R outputs, C inputs, V vocabulary, D model dim.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from openafm.bundle import Bundle, BundleError
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.compression.grouped import FORMATS
-from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, OwnKeysValuesConfig, TiedHeadConfig
-
-PANEL_ROWS, STEP_INPUTS, TILE_ROWS = 64, 16, 16
-INT2, INT4, INT8, BFLOAT16, FLOAT32 = range(5)  # source/abi.h
-_TENSORS = {"embedding": "embedding", "head": "output.weight"}  # sections whose tensor has another name
+from openafm.compression.numerics import Numerics
+from openafm.models.config import TiedHeadConfig
+from openafm.models.experts_config import ExpertsConfig
+from openafm.runtime.native.decoding import astc_tensors, decoded, in_fp32
+from openafm.runtime.native.matrix_layout import BFLOAT16, FLOAT32, INT4, PANEL_ROWS, MatrixLayout
+from openafm.runtime.native.shapes import block_depth, experts_of, matrices, numbered, stack, vectors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,107 +38,88 @@ class WeightsSection:
         return self.num_items * np.dtype(self.dtype).itemsize
 
 
-@dataclass(frozen=True, kw_only=True)
-class MatrixLayout:
-    """Name, shape and format of a matrix, and the size of its codes in the kernels' layout."""
-
-    name: str
-    num_outputs: int
-    num_inputs: int
-    weights: str
-
-    @property
-    def kind(self) -> int:
-        """The number of the format in `OaMatrix`."""
-        if self.weights in FORMATS:
-            return INT4 if FORMATS[self.weights].bits == 4 else INT8
-        return {"bfloat16": BFLOAT16, "float32": FLOAT32}.get(self.weights, INT2)
-
-    @property
-    def group(self) -> int:
-        return FORMATS[self.weights].group if self.weights in FORMATS else 0
-
-    @property
-    def has_minimum(self) -> bool:
-        return self.weights in FORMATS and FORMATS[self.weights].has_minimum
-
-    @property
-    def has_row_scales(self) -> bool:
-        return self.kind == INT2 or (self.kind == INT8 and not self.group)
-
-    @property
-    def num_panels(self) -> int:
-        return -(-self.num_outputs // PANEL_ROWS)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the codes, with the scales and minima of groups."""
-        if self.kind == INT2:
-            return self.num_panels * -(-self.num_inputs // STEP_INPUTS) * PANEL_ROWS * STEP_INPUTS // 4
-        row_bytes = self.num_inputs * {INT4: 4, INT8: 8, BFLOAT16: 16, FLOAT32: 32}[self.kind] // 8
-        if self.group:
-            row_bytes += self.num_inputs // self.group * (4 if self.has_minimum else 2)
-        return -(-self.num_outputs // TILE_ROWS) * TILE_ROWS * row_bytes
-
-
-def matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return the numbers of outputs and inputs of every matrix of the layers by its name in a bundle."""
-    shapes: dict[str, tuple[int, int]] = {}
-    for index, layer in enumerate(config.layers):
-        attention, feed_forward = layer.attention, layer.feed_forward
-        assert isinstance(feed_forward, DenseFeedForwardConfig)
-        inner = attention.num_heads * attention.head_dim
-        shapes[f"layers.{index}.attention.query"] = (inner, config.dim)
-        if isinstance(attention.keys_values, OwnKeysValuesConfig):
-            kv_dim = attention.keys_values.num_heads * attention.head_dim
-            shapes[f"layers.{index}.attention.keys_values.key"] = (kv_dim, config.dim)
-            shapes[f"layers.{index}.attention.keys_values.value"] = (kv_dim, config.dim)
-        shapes[f"layers.{index}.attention.output"] = (config.dim, inner)
-        for name in ("gate", "up"):
-            shapes[f"layers.{index}.feed_forward.{name}"] = (feed_forward.hidden_dim, config.dim)
-        shapes[f"layers.{index}.feed_forward.down"] = (config.dim, feed_forward.hidden_dim)
-    return shapes
-
-
 def layouts(bundle: Bundle) -> dict[str, MatrixLayout]:
-    """Return the layout of every matrix in the order of a decode step: those of the layers, the embedding, the head."""
+    """Return the layout of every matrix in the order of a decode step: those of the layers, the embedding, the head.
+
+    Matrices of a stack are separate, `layers.1.feed_forward.gate[5]`; see `numbered`.
+    """
     config, numerics = bundle.config, bundle.numerics
-    found = {
-        name: MatrixLayout(name=name, num_outputs=shape[0], num_inputs=shape[1], weights=numerics.weights_of(name))
-        for name, shape in matrices(config).items()
-    }
-    for name in ["embedding"] if isinstance(config.head, TiedHeadConfig) else ["embedding", "head"]:
-        found[name] = MatrixLayout(
-            name=name, num_outputs=config.vocab_size, num_inputs=config.dim, weights=numerics.embedding
-        )
-    return found
+    names: list[list[str]] = [[] for _ in config.layers]
+    for name in matrices(config):
+        names[int(name.split(".")[1])].append(name)
+    depth = block_depth(config)
+    found = [
+        layout
+        for first in range(0, len(config.layers), depth)
+        for track in range(config.num_tracks)
+        for layer in range(first, first + depth)
+        for layout in _of_layer(bundle, layer, names[layer], track)
+    ]
+    heads = {"embedding": "embedding"}
+    if not isinstance(config.head, TiedHeadConfig):
+        heads["head"] = "output.weight"
+    for name, tensor in heads.items():
+        found.append(_layout(name, (config.vocab_size, config.dim), numerics, numerics.embedding, tensor))
+    return {layout.name: layout for layout in found}
 
 
-def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
-    """Yield name and length of every norm's weight."""
-    for index, layer in enumerate(config.layers):
-        attention = layer.attention
-        yield f"layers.{index}.attention_norm.weight", config.dim
-        yield f"layers.{index}.feed_forward_norm.weight", config.dim
-        if isinstance(attention, AttentionConfig) and attention.qk_norm is not None:
-            yield f"layers.{index}.attention.query_norm.weight", attention.head_dim
-            if isinstance(attention.keys_values, OwnKeysValuesConfig):
-                yield f"layers.{index}.attention.keys_values.key_norm.weight", attention.head_dim
-    yield "norm.weight", config.dim
+def _of_layer(bundle: Bundle, layer: int, names: list[str], track: int) -> Iterator[MatrixLayout]:
+    """Yield the matrices of a layer and track: those of every token, the router, those of each expert."""
+    config, numerics = bundle.config, bundle.numerics
+    shapes, experts = matrices(config), config.layers[layer].feed_forward
+    chosen = [name for name in names if experts_of(config, name) is not None]
+    tracks = stack(config, names[0])
+    for name in names:
+        if name not in chosen:
+            yield _layout(name, shapes[name], numerics, numerics.weights_of(name), f"{name}.weight", track, tracks)
+    if isinstance(experts, ExpertsConfig):
+        router = f"layers.{layer}.feed_forward.router"
+        yield _layout(router, (experts.num_experts, config.dim), None, "float32", f"{router}.weight", track, tracks)
+        for index in range(track * experts.num_experts, (track + 1) * experts.num_experts):
+            for name in chosen:
+                dims = (*tracks, experts.num_experts)
+                yield _layout(name, shapes[name], numerics, numerics.weights_of(name), name, index, dims)
 
 
-def vectors(config: DecoderConfig) -> dict[str, int]:
-    """Return name and length of every fp32 vector: norms' weights, biases of matrices and of an untied head."""
-    found = dict(norms(config))
-    for name, (num_outputs, _) in matrices(config).items():
-        layer = config.layers[int(name.split(".")[1])]
-        attention, feed_forward = layer.attention, layer.feed_forward
-        assert isinstance(attention, AttentionConfig)
-        assert isinstance(feed_forward, DenseFeedForwardConfig)
-        has_bias = attention.output_bias if name.endswith("attention.output") else attention.input_bias
-        if feed_forward.bias if ".feed_forward." in name else has_bias:
-            found[f"{name}.bias"] = num_outputs
-    return found
+def _layout(
+    name: str,
+    shape: tuple[int, int],
+    numerics: Numerics | None,
+    stored: str,
+    tensor: str,
+    index: int = 0,
+    dims: tuple[int, ...] = (),
+) -> MatrixLayout:
+    """Return a layout; without numerics, that of a matrix which is computed as it is stored."""
+    return MatrixLayout(
+        name=numbered(name, index, dims),
+        num_outputs=shape[0],
+        num_inputs=shape[1],
+        weights=stored if numerics is None else computed_format(numerics, stored),
+        stored=stored,
+        tensor=tensor,
+        index=index,
+        stack=dims,
+    )
+
+
+def computed_format(numerics: Numerics, stored: str) -> str:
+    """Return the format that the kernels read for a stored one.
+
+    Beside float activations, matrices are decoded to the numbers that the torch engine multiplies: bfloat16 for activations
+    in bfloat16, otherwise fp32.
+    """
+    if numerics.activations == "int8_per_token":
+        return stored
+    return "bfloat16" if numerics.activations == "bfloat16" or stored == "bfloat16" else "float32"
+
+
+def decoded_format(bundle: Bundle) -> str | None:
+    """Return the format to which matrices of the layers are decoded when they are loaded; None if they run as stored."""
+    numerics = bundle.numerics
+    stored = [numerics.weights, *(each.weights for each in numerics.exceptions)]
+    found = {computed_format(numerics, each) for each in stored if computed_format(numerics, each) != each}
+    return next(iter(found), None)
 
 
 def sections(bundle: Bundle) -> list[WeightsSection]:
@@ -147,39 +130,56 @@ def sections(bundle: Bundle) -> list[WeightsSection]:
         for name, layout in found.items()
         if layout.has_row_scales
     ]
-    small = [WeightsSection(name=name, dtype="float32", num_items=length) for name, length in vectors(bundle.config).items()]
+    small = [
+        WeightsSection(name=name, dtype="float32", num_items=math.prod(shape))
+        for name, shape in vectors(bundle.config).items()
+    ]
     codes = [WeightsSection(name=name, dtype="uint8", num_items=layout.num_bytes) for name, layout in found.items()]
     return [*scales, *small, *codes]
 
 
 def bytes_per_step(bundle: Bundle) -> int:
-    """Return the bytes of weights that a decode step reads: an untied embedding counts one row."""
+    """Return the bytes of weights that a decode step reads: the chosen experts, and one row of an untied embedding."""
+    found, config = layouts(bundle), bundle.config
     total = sum(section.num_bytes for section in sections(bundle))
+    shares: dict[str, tuple[int, int]] = {}  # of the experts of a token, by tensor
+    for name in matrices(config):
+        if (experts := experts_of(config, name)) is not None:
+            shares[name] = experts.router.num_chosen, experts.num_experts
+    for layout in found.values():
+        if layout.index == 0 and layout.tensor in shares:
+            num_chosen, num_experts = shares[layout.tensor]
+            total -= layout.num_bytes * layout.num_in_stack * (num_experts - num_chosen) // num_experts
     if isinstance(bundle.config.head, TiedHeadConfig):
         return total
-    embedding = layouts(bundle)["embedding"]
+    embedding = found["embedding"]
     return total - embedding.num_bytes + embedding.num_bytes // embedding.num_outputs
 
 
 def repacked(bundle: Bundle, stored: Mapping[str, NDArray[Any]], library: ctypes.CDLL) -> Iterator[NDArray[np.uint8]]:
-    """Yield the bytes of all sections in file order, from the tensors of `stored_tensors`."""
+    """Yield the bytes of all sections in file order, from those of `stored_tensors`; one matrix in memory at a time."""
     found = layouts(bundle)
-    for name, layout in found.items():
+    for layout in found.values():
         if layout.has_row_scales:
             scales_R = np.zeros(layout.num_panels * PANEL_ROWS, np.float32)
-            scales_R[: layout.num_outputs] = stored[f"{tensor_name(name)}.scale"]
+            scales_R[: layout.num_outputs] = _of_stack(stored[f"{layout.tensor}.scale"], layout, dims=1)
             yield scales_R.view(np.uint8)
     for name in vectors(bundle.config):
-        yield in_fp32(stored[name]).view(np.uint8)
+        yield in_fp32(stored[name]).reshape(-1).view(np.uint8)
     for layout in found.values():
         yield packed_codes(layout, stored, library)
 
 
 def packed_codes(layout: MatrixLayout, stored: Mapping[str, NDArray[Any]], library: ctypes.CDLL) -> NDArray[np.uint8]:
-    """Return the codes of a matrix in the kernels' layout, from its tensors."""
+    """Return the codes of a matrix in the kernels' layout, from its tensors.
+
+    Raises:
+        BundleError: ASTC blocks are damaged.
+    """
     packed = np.zeros(layout.num_bytes, np.uint8)
-    name, shape = tensor_name(layout.name), (layout.num_outputs, layout.num_inputs)
-    codes = in_fp32(stored[name]) if layout.kind == FLOAT32 else np.ascontiguousarray(stored[name])
+    shape = (layout.num_outputs, layout.num_inputs)
+    codes = decoded(layout, stored) if layout.is_decoded else _of_stack(stored[layout.tensor], layout)
+    codes = in_fp32(codes) if layout.kind == FLOAT32 else np.ascontiguousarray(codes)
     match layout.weights:
         case "float32":
             library.oa_pack_float32(codes.ctypes.data, *shape, packed.ctypes.data)
@@ -188,8 +188,10 @@ def packed_codes(layout: MatrixLayout, stored: Mapping[str, NDArray[Any]], libra
         case "int2_balanced" | "int2_unbalanced":
             library.oa_pack_panels(codes.ctypes.data, *shape, packed.ctypes.data)
         case _:
-            scales = np.ascontiguousarray(stored[f"{name}.scale"]) if layout.group else None
-            minima = np.ascontiguousarray(stored[f"{name}.minimum"]) if layout.has_minimum else None
+            scales, minima = (
+                np.ascontiguousarray(_of_stack(stored[layout.tensor + suffix], layout)) if is_there else None
+                for suffix, is_there in ((".scale", layout.group), (".minimum", layout.has_minimum))
+            )
             library.oa_pack_groups(
                 codes.ctypes.data,
                 None if scales is None else scales.ctypes.data,
@@ -202,6 +204,12 @@ def packed_codes(layout: MatrixLayout, stored: Mapping[str, NDArray[Any]], libra
     return packed
 
 
+def _of_stack(tensor: NDArray[Any], layout: MatrixLayout, dims: int = 2) -> NDArray[Any]:
+    """Return the part of one matrix of a stack, which has `dims` dims; a scalar for all matrices as it is."""
+    leading = tensor.ndim - dims
+    return tensor.reshape(-1, *tensor.shape[leading:])[layout.index] if leading > 0 else tensor
+
+
 def stored_tensors(bundle: Bundle) -> dict[str, NDArray[Any]]:
     """Return the tensors to repack by name, mapped, after checking their shapes. bfloat16 is returned as uint16.
 
@@ -209,23 +217,26 @@ def stored_tensors(bundle: Bundle) -> dict[str, NDArray[Any]]:
         BundleError: a tensor is missing or does not fit the config.
     """
     expected: dict[str, tuple[tuple[str, ...], list[tuple[int, ...]]]] = {}
-    for name, layout in layouts(bundle).items():
-        shape = (layout.num_outputs, layout.num_inputs)
-        tensor = tensor_name(name)
-        if layout.kind == INT2:
-            expected[tensor] = ("U8",), [(shape[0], shape[1] // 4)]
-            expected[f"{tensor}.scale"] = ("F32",), [(), (shape[0],)]
-        elif layout.kind == BFLOAT16:
-            expected[tensor] = ("BF16",), [shape]
-        elif layout.kind == FLOAT32:
-            expected[tensor] = _FLOATS, [shape]
-        else:
-            for suffix, (dtype, wanted) in FORMATS[layout.weights].shapes(*shape).items():
-                expected[tensor + suffix] = (_SAFETENSORS[dtype],), [wanted]
-    for name, length in vectors(bundle.config).items():
-        expected[name] = _FLOATS, [(length,)]
+    for layout in {each.tensor: each for each in layouts(bundle).values()}.values():
+        expected |= _expected(layout, bundle)
+    for name, shape in vectors(bundle.config).items():
+        expected[name] = _FLOATS, [shape]
     tensors = bundle.stored_tensors
     return {name: _checked(bundle, tensors.get(name), name, *wanted) for name, wanted in expected.items()}
+
+
+def _expected(layout: MatrixLayout, bundle: Bundle) -> dict[str, tuple[tuple[str, ...], list[tuple[int, ...]]]]:
+    """Return the dtypes and shapes that the tensors of a stack or matrix may have, by name."""
+    shape, tensor, stored = layout.shape, layout.tensor, layout.stored
+    if stored in ("int2_balanced", "int2_unbalanced"):
+        scales = [(), (*layout.stack, layout.num_outputs)]
+        return {tensor: (("U8",), [(*shape[:-1], shape[-1] // 4)]), f"{tensor}.scale": (("F32",), scales)}
+    if stored == "astc_6x6":
+        return astc_tensors(layout, bundle.stored_tensors.keys())
+    if stored in FORMATS:
+        shapes = FORMATS[stored].shapes(layout.num_outputs, layout.num_inputs).items()
+        return {tensor + suffix: ((_SAFETENSORS[dtype],), [(*layout.stack, *wanted)]) for suffix, (dtype, wanted) in shapes}
+    return {tensor: (("BF16",) if layout.kind == BFLOAT16 and not layout.is_decoded else _FLOATS, [shape])}
 
 
 _FLOATS = ("F32", "BF16", "F16")
@@ -241,13 +252,3 @@ def _checked(
             f"{bundle.path}: the weights do not fit config.json: {name} is {found}, expected {dtypes[0]} {list(shapes[0])}"
         )
     return tensor.data.view(np.uint16).reshape(tensor.shape) if tensor.dtype == "BF16" else tensor.array()
-
-
-def in_fp32(vector: NDArray[Any]) -> NDArray[np.float32]:
-    if vector.dtype == np.uint16:  # bfloat16
-        return (vector.astype(np.uint32) << 16).view(np.float32)
-    return np.ascontiguousarray(vector, np.float32)
-
-
-def tensor_name(name: str) -> str:
-    return _TENSORS.get(name, f"{name}.weight")

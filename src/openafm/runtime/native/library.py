@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 8
+VERSION = 9
 
 
 class MatrixStruct(Structure):
@@ -33,15 +33,21 @@ class MatrixStruct(Structure):
     ]
 
 
+class FeedForwardStruct(Structure):
+    """OaFeedForward."""
+
+    _fields_ = [(name, MatrixStruct) for name in ("gate", "up", "down")]
+
+
 class LayerStruct(Structure):
     """OaLayer."""
 
     _fields_ = [
-        *((name, MatrixStruct) for name in ("query", "key", "value", "output", "gate", "up", "down")),
-        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
-        ("source", c_int32),
-        ("rotary", c_int32),
-        ("window", c_int32),
+        *((name, MatrixStruct) for name in ("query", "key", "value", "output", "router")),
+        ("feed_forwards", POINTER(FeedForwardStruct)),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm", "track_norm")),
+        *((name, c_int32) for name in ("source", "rotary", "window", "num_experts", "num_chosen")),
+        ("soft_cap", c_float),
     ]
 
 
@@ -53,11 +59,10 @@ class ModelStruct(Structure):
             (name, c_int32)
             for name in (
                 *("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_dim"),
-                *("num_prefill_layers", "num_rotaries"),
+                *("num_prefill_layers", "num_rotaries", "num_tracks", "block_depth"),
             )
         ),
-        ("norm_eps", c_float),
-        ("qk_norm_eps", c_float),
+        *((name, c_float) for name in ("track_divisor", "track_norm_eps", "norm_eps", "qk_norm_eps")),
         ("norm_before_position", c_int32),
         ("interleaved", c_int32),
         ("float_cache", c_int32),

@@ -17,15 +17,19 @@ from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
+    LayerConfig,
     LinearRotaryConfig,
     Llama3RotaryConfig,
     RotaryConfig,
     SharedKeysValuesConfig,
     TiedHeadConfig,
 )
+from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.runtime.native.adapter_weights import check_shapes
-from openafm.runtime.native.layout import PANEL_ROWS, MatrixLayout, layouts, vectors
-from openafm.runtime.native.library import LayerStruct, MatrixStruct, ModelStruct, kernel_names
+from openafm.runtime.native.layout import layouts
+from openafm.runtime.native.library import FeedForwardStruct, LayerStruct, MatrixStruct, ModelStruct, kernel_names
+from openafm.runtime.native.matrix_layout import PANEL_ROWS, MatrixLayout
+from openafm.runtime.native.shapes import block_depth, numbered, vectors
 from openafm.runtime.native.support import LEVEL_ZEROS, rotaries
 from openafm.runtime.native.weights import NativeWeights
 
@@ -34,9 +38,6 @@ _LINEARS = {
     "key": "attention.keys_values.key",
     "value": "attention.keys_values.value",
     "output": "attention.output",
-    "gate": "feed_forward.gate",
-    "up": "feed_forward.up",
-    "down": "feed_forward.down",
 }
 
 
@@ -65,18 +66,25 @@ class NativeModel:
         self._layouts, self._vectors = layouts(bundle), vectors(config)
         self._adapter = {} if adapter is None else _adapter_weights(adapter, config)
         self._scale = 0.0 if adapter is None else adapter.config.scale
-        layers = (self._layer(config, index) for index in range(len(config.layers)))
-        self._layers = (LayerStruct * len(config.layers))(*layers)
+        self._tracks = () if config.tracks is None else (config.num_tracks,)  # leading dims of the layers' tensors
+        self._feed_forwards: list[Any] = []  # the arrays that layers point to
+        entries = _in_order(config)
+        self._layers = (LayerStruct * len(entries))(*(self._layer(config, *entry, entries) for entry in entries))
+        tracks = config.tracks
         self._config = ModelStruct(
             vocab_size=config.vocab_size,
             dim=config.dim,
             num_layers=len(config.layers),
             num_heads=attention.num_heads,
-            num_kv_heads=config.kv_heads(0),
+            num_kv_heads=config.kv_heads(0) // config.num_tracks,
             head_dim=attention.head_dim,
-            hidden_dim=max(cast(DenseFeedForwardConfig, layer.feed_forward).hidden_dim for layer in config.layers),
+            hidden_dim=max(map(_hidden_numbers, config.layers)),
             num_prefill_layers=config.num_prefill_layers,
             num_rotaries=len(self._rotaries),
+            num_tracks=config.num_tracks,
+            block_depth=block_depth(config),
+            track_divisor=config.num_tracks if tracks is not None and tracks.combine == "mean" else 1,
+            track_norm_eps=0.0 if tracks is None or tracks.norm is None else tracks.norm.eps,
             norm_eps=config.norm_eps,
             qk_norm_eps=attention.qk_norm.eps if attention.qk_norm else 0.0,
             norm_before_position=attention.qk_norm is not None and attention.qk_norm.order == "before_position",
@@ -85,8 +93,8 @@ class NativeModel:
             level_zero=_level_zero(self._layouts),
             frequencies=self._frequencies.ctypes.data,
             final_norm=weights.address("norm.weight"),
-            embedding=self._matrix("embedding"),
-            head=self._matrix("embedding" if isinstance(config.head, TiedHeadConfig) else "head"),
+            embedding=self._matrix("embedding", dims=()),
+            head=self._matrix("embedding" if isinstance(config.head, TiedHeadConfig) else "head", dims=()),
             layers=self._layers,
         )
         name = None if kernels is None else kernels.encode()
@@ -95,32 +103,63 @@ class NativeModel:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
         finalize(self, library.oa_model_free, self.handle)  # not at exit: the worker may be computing
 
-    def _layer(self, config: DecoderConfig, index: int) -> LayerStruct:
+    def _layer(self, config: DecoderConfig, index: int, track: int, entries: list[tuple[int, int]]) -> LayerStruct:
         attention = cast(AttentionConfig, config.layers[index].attention)
         prefix, keys_values, position = f"layers.{index}.", attention.keys_values, attention.position
+        source = keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else index
         layer = LayerStruct(
-            source=keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else index,
+            source=entries.index((source, track)),
             rotary=-1 if position is None else self._rotaries.index(cast(RotaryConfig, position)),
             window=attention.window or 0,
+            feed_forwards=self._feed_forward(config, index, track),
         )
         for field, name in _LINEARS.items():
-            if prefix + name in self._layouts:  # a layer that shares keys and values has no matrices for them
-                setattr(layer, field, self._matrix(prefix + name))
-        layer.attention_norm = self._weights.address(f"{prefix}attention_norm.weight")
-        layer.feed_forward_norm = self._weights.address(f"{prefix}feed_forward_norm.weight")
+            if numbered(prefix + name, track, self._tracks) in self._layouts:  # not if it shares keys and values
+                setattr(layer, field, self._matrix(prefix + name, track))
+        experts = config.layers[index].feed_forward
+        if isinstance(experts, ExpertsConfig):
+            router = cast(TopKRouterConfig, experts.router)
+            layer.router = self._matrix(f"{prefix}feed_forward.router", track)
+            layer.num_experts, layer.num_chosen = experts.num_experts, router.num_chosen
+            layer.soft_cap = router.soft_cap or 0.0
+        layer.attention_norm = self._vector(f"{prefix}attention_norm.weight", track)
+        layer.feed_forward_norm = self._vector(f"{prefix}feed_forward_norm.weight", track)
+        block, place = divmod(index, block_depth(config))
+        if place == block_depth(config) - 1 and f"tracks.norms.{block}.weight" in self._vectors:
+            layer.track_norm = self._vector(f"tracks.norms.{block}.weight", track)
         if attention.qk_norm is not None:
-            layer.query_norm = self._weights.address(f"{prefix}attention.query_norm.weight")
-            if layer.source == index:
-                layer.key_norm = self._weights.address(f"{prefix}attention.keys_values.key_norm.weight")
+            layer.query_norm = self._vector(f"{prefix}attention.query_norm.weight", track)
+            if source == index:
+                layer.key_norm = self._vector(f"{prefix}attention.keys_values.key_norm.weight", track)
         return layer
 
-    def _matrix(self, name: str) -> MatrixStruct:
-        layout = self._layouts[name]
-        a, b = self._adapter.get(f"{name}.lora.a"), self._adapter.get(f"{name}.lora.b")
+    def _feed_forward(self, config: DecoderConfig, index: int, track: int) -> Any:
+        """Return an array of the feed-forward of a layer and track, or of all its experts."""
+        feed_forward, prefix = config.layers[index].feed_forward, f"layers.{index}.feed_forward."
+        structs = []
+        for number in range(feed_forward.num_experts if isinstance(feed_forward, ExpertsConfig) else 1):
+            dims, at = self._tracks, track
+            if isinstance(feed_forward, ExpertsConfig):
+                dims, at = (*dims, feed_forward.num_experts), track * feed_forward.num_experts + number
+            parts = {part: self._matrix(prefix + part, at, dims) for part in ("gate", "up", "down")}
+            structs.append(FeedForwardStruct(**parts))
+        self._feed_forwards.append((FeedForwardStruct * len(structs))(*structs))
+        return self._feed_forwards[-1]
+
+    def _vector(self, name: str, track: int) -> int:
+        """Return the address of a track's norm or bias."""
+        return self._weights.address(name) + track * self._vectors[name][-1] * np.dtype(np.float32).itemsize
+
+    def _matrix(self, name: str, index: int = 0, dims: tuple[int, ...] | None = None) -> MatrixStruct:
+        """Return a matrix by its number in a stack; `dims` are those of the stack, by default the tracks."""
+        layout = self._layouts[numbered(name, index, self._tracks if dims is None else dims)]
+        a, b = (self._adapter.get(f"{name}.lora.{part}") for part in "ab")
+        if a is not None and b is not None and self._tracks:
+            a, b = a[index], b[index]
         return MatrixStruct(
-            codes=self._weights.address(name),
-            scales=self._weights.address(f"{name}.scale") if layout.has_row_scales else None,
-            bias=self._weights.address(f"{name}.bias") if f"{name}.bias" in self._vectors else None,
+            codes=self._weights.address(layout.name),
+            scales=self._weights.address(f"{layout.name}.scale") if layout.has_row_scales else None,
+            bias=self._vector(f"{name}.bias", index) if f"{name}.bias" in self._vectors else None,
             kind=layout.kind,
             group=layout.group,
             has_minimum=layout.has_minimum,
@@ -128,10 +167,29 @@ class NativeModel:
             lora_b=None if b is None else b.ctypes.data,
             num_outputs=layout.num_outputs,
             num_inputs=layout.num_inputs,
-            rank=0 if a is None else len(a),
+            rank=0 if a is None else a.shape[-2],
             lora_bits=0 if a is None else 8 * a.itemsize,
             lora_scale=self._scale,
         )
+
+
+def _in_order(config: DecoderConfig) -> list[tuple[int, int]]:
+    """Return layer and track of each entry of the C model's list: the order of computation."""
+    depth = block_depth(config)
+    return [
+        (layer, track)
+        for first in range(0, len(config.layers), depth)
+        for track in range(config.num_tracks)
+        for layer in range(first, first + depth)
+    ]
+
+
+def _hidden_numbers(layer: LayerConfig) -> int:
+    """Return the numbers between gate and down of one token."""
+    feed_forward = layer.feed_forward
+    if isinstance(feed_forward, ExpertsConfig):
+        return feed_forward.hidden_dim * feed_forward.router.num_chosen
+    return cast(DenseFeedForwardConfig, feed_forward).hidden_dim
 
 
 def frequencies(position: RotaryConfig, head_dim: int) -> NDArray[np.float32]:
@@ -153,16 +211,19 @@ def _level_zero(found: Mapping[str, MatrixLayout]) -> float:
 
 
 def _adapter_weights(adapter: AdapterPackage, config: DecoderConfig) -> dict[str, NDArray[Any]]:
-    """Return an adapter's weights in its precision, b [R, rank] in the kernels' panels [R / 64, rank, 64]."""
+    """Return an adapter's weights in its precision, b [R, rank] in the kernels' panels [R / 64, rank, 64].
+
+    With tracks both have a leading dim of them.
+    """
     weights: dict[str, NDArray[Any]] = {}
     loaded = adapter.weights()
     check_shapes(loaded, adapter, config)
     for name, weight in loaded.items():
         weight = weight.astype(adapter.config.precision)
         if name.endswith(".lora.b"):
-            num_outputs, rank = weight.shape
-            padded = np.zeros((-(-num_outputs // PANEL_ROWS) * PANEL_ROWS, rank), weight.dtype)
-            padded[:num_outputs] = weight
-            weight = padded.reshape(-1, PANEL_ROWS, rank).transpose(0, 2, 1)
+            *tracks, num_outputs, rank = weight.shape
+            padded = np.zeros((*tracks, -(-num_outputs // PANEL_ROWS) * PANEL_ROWS, rank), weight.dtype)
+            padded[..., :num_outputs, :] = weight
+            weight = padded.reshape(*tracks, -1, PANEL_ROWS, rank).swapaxes(-1, -2)
         weights[name] = np.ascontiguousarray(weight)
     return weights

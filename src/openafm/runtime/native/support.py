@@ -13,12 +13,14 @@ from openafm.models.config import (
     Llama3RotaryConfig,
     RotaryConfig,
 )
+from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.masks import CausalMask
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.runtime.native.layout import matrices
+from openafm.runtime.native.shapes import matrices
 from openafm.runtime.native.vision import SCOPES
 
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
+DECODED_WEIGHTS = {"float32", "bfloat16", "astc_6x6"}  # beside float activations
 LARGEST_HEAD_DIM = 1024
 _UNIT = 32  # inputs of a matrix are rounded and summed in groups of this size
 
@@ -43,10 +45,14 @@ def unsupported(bundle: Bundle) -> str | None:
 
 def _unsupported_numerics(numerics: Numerics) -> str | None:
     used = {numerics.weights, *(each.weights for each in numerics.exceptions)}
-    if is_float(numerics):
-        if numerics.activations != "float32" or numerics.kv == "bfloat16":
-            return f"it computes in {numerics.activations} with {numerics.kv} keys and values; import it with --weights"
+    if numerics.kv == "bfloat16":
+        return "its keys and values are bfloat16; import it with --weights, or compress it"
+    if numerics.activations != "int8_per_token":
+        if not used <= DECODED_WEIGHTS:
+            return f"its weights are {', '.join(sorted(used - DECODED_WEIGHTS))} with {numerics.activations} activations"
         return None
+    if is_float(numerics):
+        return f"it computes in {numerics.activations}; import it with --weights"
     if numerics.kv != "int8_per_token_head":
         return f"its keys and values are {numerics.kv}, not 8-bit; import it with --weights, or compress it to int4 or int8"
     if not used <= {*LEVEL_ZEROS, *FORMATS, "bfloat16"}:
@@ -55,8 +61,6 @@ def _unsupported_numerics(numerics: Numerics) -> str | None:
         return "it has two sets of 2-bit levels"
     if numerics.embedding not in {*FORMATS, "bfloat16"}:
         return f"its embedding is {numerics.embedding}"
-    if numerics.activations != "int8_per_token":
-        return f"its weights are {numerics.weights} with {numerics.activations} activations"
     return None
 
 
@@ -74,13 +78,14 @@ def takes_new_weights(bundle: Bundle) -> bool:
 def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
     if isinstance(config, MultimodalConfig) and any(type(layer.scope) not in SCOPES for layer in config.vision.layers):
         return "its vision encoder has an unknown attention scope"
-    if config.tracks is not None:
-        return "it has parallel tracks"
     heads, norms = set(), set()
     for index, layer in enumerate(config.layers):
         attention, feed_forward = layer.attention, layer.feed_forward
-        if not isinstance(feed_forward, DenseFeedForwardConfig):
+        if type(feed_forward) not in {DenseFeedForwardConfig, ExpertsConfig}:
             return f"its feed-forward is a {type(feed_forward).__name__}"
+        assert isinstance(feed_forward, DenseFeedForwardConfig | ExpertsConfig)
+        if isinstance(feed_forward, ExpertsConfig) and type(feed_forward.router) is not TopKRouterConfig:
+            return f"its router is a {type(feed_forward.router).__name__}"
         if feed_forward.activation != "silu":
             return f"the activation of its feed-forward is {feed_forward.activation}, not silu"
         if type(attention) is not AttentionConfig or not isinstance(attention.mask, CausalMask):
@@ -96,7 +101,7 @@ def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
         return f"its head dim {head_dim} is not a multiple of 4 up to {LARGEST_HEAD_DIM}"
     if len({position.layout for position in rotaries(config)}) > 1:
         return "its layers rotate pairs of channels in different layouts"
-    if is_float(numerics):
+    if numerics.activations != "int8_per_token":
         return None
     for name, (_, num_inputs) in matrices(config).items():
         largest = largest_input(numerics.weights_of(name))

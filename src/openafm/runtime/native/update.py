@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,10 @@ from openafm.compression.grouped import FORMATS
 from openafm.compression.numerics import Numerics
 from openafm.core.config import nearest
 from openafm.runtime.engines.base import WeightUpdateError
-from openafm.runtime.native.layout import PANEL_ROWS, MatrixLayout, layouts, packed_codes, tensor_name, vectors
+from openafm.runtime.native.decoding import rounded_to
+from openafm.runtime.native.layout import layouts, packed_codes
+from openafm.runtime.native.matrix_layout import PANEL_ROWS, MatrixLayout
+from openafm.runtime.native.shapes import vectors
 
 
 def with_numerics(bundle: Bundle, numerics: Numerics) -> Bundle:
@@ -37,32 +41,36 @@ def packed_update(bundle: Bundle, tensors: Mapping[str, Any], library: ctypes.CD
         WeightUpdateError: a name or shape is not one of the bundle's.
         CompressionError: a matrix that is rounded is not finite, or exceeds the scales.
     """
-    matrices = {tensor_name(name): layout for name, layout in layouts(bundle).items()}
-    lengths = vectors(bundle.config)
+    matrices: dict[str, list[MatrixLayout]] = {}
+    for layout in layouts(bundle).values():
+        matrices.setdefault(layout.tensor, []).append(layout)
+    shapes = vectors(bundle.config)
     packed: dict[str, NDArray[np.uint8]] = {}
     for name, tensor in tensors.items():
-        layout = matrices.get(name)
-        if layout is None and name not in lengths:
-            raise WeightUpdateError(f"the bundle has no parameter '{name}'{nearest(name, [*matrices, *lengths])}")
-        expected = (lengths[name],) if layout is None else (layout.num_outputs, layout.num_inputs)
+        if name not in matrices and name not in shapes:
+            raise WeightUpdateError(f"the bundle has no parameter '{name}'{nearest(name, [*matrices, *shapes])}")
+        stacked = matrices.get(name, [])
+        expected = stacked[0].shape if stacked else shapes[name]
         if tuple(tensor.shape) != expected:
             raise WeightUpdateError(f"the new value of '{name}' has shape {list(tensor.shape)}, expected {list(expected)}")
         array = _array(tensor)
-        if layout is None:
-            packed[name] = array.view(np.uint8)
-        else:
-            packed |= _packed_matrix(layout, name, array, library)
+        if not stacked:
+            packed[name] = array.reshape(-1).view(np.uint8)
+        for layout in stacked:
+            array_RI = array.reshape(-1, layout.num_outputs, layout.num_inputs)[layout.index]
+            packed |= _packed_matrix(layout, array_RI, library)
     return packed
 
 
 def _packed_matrix(
-    layout: MatrixLayout, name: str, array_RI: NDArray[np.float32], library: ctypes.CDLL
+    layout: MatrixLayout, array_RI: NDArray[np.float32], library: ctypes.CDLL
 ) -> dict[str, NDArray[np.uint8]]:
     """Return the sections of a matrix: its codes, and the scales of its rows in formats that have them."""
+    name, single = layout.tensor, replace(layout, stored=layout.weights, index=0, stack=())
     if layout.weights not in FORMATS:
-        return {layout.name: packed_codes(layout, {name: stored(array_RI, layout.weights)}, library)}
+        return {layout.name: packed_codes(single, {name: rounded_to(layout.weights, array_RI)}, library)}
     tensors = FORMATS[layout.weights].quantize(array_RI, name).tensors(name)
-    sections = {layout.name: packed_codes(layout, tensors, library)}
+    sections = {layout.name: packed_codes(single, tensors, library)}
     if layout.has_row_scales:
         scales_R = np.zeros(layout.num_panels * PANEL_ROWS, np.float32)
         scales_R[: layout.num_outputs] = tensors[f"{name}.scale"]
@@ -74,12 +82,3 @@ def _array(tensor: Any) -> NDArray[np.float32]:
     if hasattr(tensor, "detach"):  # a torch tensor
         tensor = tensor.detach().float().cpu().numpy()
     return np.ascontiguousarray(tensor, np.float32)
-
-
-def stored(array_RI: NDArray[np.float32], weights: str) -> NDArray[Any]:
-    """Return fp32 numbers as they are stored: bfloat16 as uint16, rounded to the nearest, ties to even."""
-    if weights == "float32":
-        return array_RI
-    bits_RI = array_RI.view(np.uint32)
-    rounded_RI = bits_RI + np.uint32(0x7FFF) + (bits_RI >> 16 & 1)
-    return (rounded_RI >> 16).astype(np.uint16)

@@ -1,7 +1,7 @@
 // The C interface of the native runtime, used by Python through ctypes. Nothing else is exported.
 //
 // Shapes in comments: N rows (tokens of all sequences in a step), D model dim, H heads, K key/value heads, C head dim,
-// V vocabulary, R outputs and I inputs of a matrix.
+// V vocabulary, R outputs and I inputs of a matrix, T tracks, E experts.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 8
+#define OA_VERSION 9
 
 extern "C" {
 
@@ -28,19 +28,31 @@ typedef struct {
     float lora_scale;
 } OaMatrix;
 
-// One layer. `source` is the layer whose keys and values it reads: its own index if it stores some. `rotary` is the index of
-// its frequencies, -1 for none. A position attends to the last `window` keys, its own included; 0: to all.
+// A gated feed-forward. All experts of a layer have the same shapes and no adapters.
 typedef struct {
-    OaMatrix query, key, value, output, gate, up, down;
-    const float *attention_norm, *feed_forward_norm, *query_norm, *key_norm;
-    int32_t source, rotary, window;
+    OaMatrix gate, up, down;
+} OaFeedForward;
+
+// One layer of one track. `source` is the entry of the list whose keys and values it reads: its own index if it stores some.
+// `rotary` is the index of its frequencies, -1 for none. A position attends to the last `window` keys, its own included; 0: to
+// all. With experts, `router` [E, D] chooses `num_chosen` of `num_experts` for each row by its logits, bounded by
+// soft_cap * tanh(logit / soft_cap) unless `soft_cap` is 0; otherwise `feed_forwards` has one entry.
+typedef struct {
+    OaMatrix query, key, value, output, router;
+    const OaFeedForward *feed_forwards;
+    const float *attention_norm, *feed_forward_norm, *query_norm, *key_norm, *track_norm;
+    int32_t source, rotary, window, num_experts, num_chosen;
+    float soft_cap;
 } OaLayer;
 
+// Heads, layers and prefill layers are those of one track; a model without tracks has one. Every track receives the states at
+// the start of a block of `block_depth` layers; at its end their states, normalized by the `track_norm` of the track's last layer
+// if not null, are added in order and divided by `track_divisor`. `layers` are in the order of computation: [blocks, T, block_depth].
 typedef struct {
     int32_t vocab_size, dim, num_layers, num_heads, num_kv_heads, head_dim;
-    int32_t hidden_dim;       // the largest of all layers
-    int32_t num_prefill_layers, num_rotaries;
-    float norm_eps, qk_norm_eps;
+    int32_t hidden_dim;       // the most numbers between gate and down for a row in any layer, of all its chosen experts
+    int32_t num_prefill_layers, num_rotaries, num_tracks, block_depth;
+    float track_divisor, track_norm_eps, norm_eps, qk_norm_eps;
     int32_t norm_before_position;
     int32_t interleaved;      // RoPE pairs are (0, 1), ...; otherwise (0, C / 2), ...
     int32_t float_cache;      // keys and values are stored in fp32, otherwise in 8 bits

@@ -28,8 +28,6 @@ int padded(int n) { return (n + 63) / 64 * 64; }
 
 bool is_integer(const OaMatrix &matrix) { return matrix.kind != OA_BFLOAT16 && matrix.kind != OA_FLOAT32; }
 
-int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
-
 }  // namespace
 
 void RoundedRows::reserve(int num_rows, int num_inputs) {
@@ -81,16 +79,34 @@ KeysValuesPage AttentionRoom::part_of_quad(const KeysValuesPage &page, int first
     return {keys, (const int8_t *)values, scales, scales + PAGE, nullptr};
 }
 
+Inputs Inputs::part(int first, int count, int num_inputs) const {
+    const int64_t n = first, at = n * rounded.stride;
+    Rounded some = rounded;
+    some.num_rows = count;
+    if (rounded.integers) {
+        some.integers += at, some.group_sums += at / GROUP;
+        some.scales += n, some.sums += n;
+    }
+    return {x + n * num_inputs, some, count};
+}
+
 OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen)
     : config(model_config),
-      layers(model_config.layers, model_config.layers + model_config.num_layers),
+      layers(model_config.layers, model_config.layers + (int64_t)model_config.num_layers * model_config.num_tracks),
       kernels(chosen),
       pool(num_threads) {
-    for (int layer = 0; layer < config.num_layers; layer++)
-        own_layers.push_back(layers[layer].source == layer ? num_own_layers++ : own_layers[layers[layer].source]);
     has_integers = is_integer(config.head);
-    for (const OaLayer &l : layers)
-        for (const OaMatrix *matrix : {&l.query, &l.output, &l.gate, &l.up, &l.down}) has_integers |= is_integer(*matrix);
+    for (const OaLayer &l : layers) {
+        const int layer = (int)own_layers.size();
+        own_layers.push_back(l.source == layer ? num_own_layers++ : own_layers[l.source]);
+        has_track_norms |= l.track_norm != nullptr;
+        has_integers |= is_integer(l.query) || is_integer(l.output);
+        for (int i = 0; i < (l.num_experts ? l.num_experts : 1); i++)
+            for (const OaMatrix *matrix : {&l.feed_forwards[i].gate, &l.feed_forwards[i].up, &l.feed_forwards[i].down})
+                has_integers |= is_integer(*matrix);
+        most_experts = l.num_experts > most_experts ? l.num_experts : most_experts;
+        most_chosen = l.num_chosen > most_chosen ? l.num_chosen : most_chosen;
+    }
 }
 
 void OaModel::reserve(int num_rows) {
@@ -107,6 +123,12 @@ void OaModel::reserve(int num_rows) {
     gate.resize(rows * config.hidden_dim);
     up.resize(rows * config.hidden_dim);
     turns.resize(rows * config.head_dim * config.num_rotaries);
+    if (config.num_tracks > 1 || has_track_norms) block_input.resize(rows * config.dim), combined.resize(rows * config.dim);
+    for (std::vector<float> *each : {&expert_input, &expert_output}) each->resize(rows * most_chosen * config.dim);
+    routing.logits.resize(rows * most_experts);
+    routing.weights.resize(rows * most_chosen);
+    for (std::vector<int> *each : {&routing.experts, &routing.places}) each->resize(rows * most_chosen);
+    for (std::vector<int> *each : {&routing.begins, &routing.active}) each->resize(most_experts + 1);
     states.resize(rows * config.dim);  // last, because its size is compared above
 }
 
@@ -120,6 +142,7 @@ void OaModel::normalize(const float *weight, int num_rows) {
 
 void OaModel::multiply(const std::vector<Product> &products, const float *x, int num_rows) {
     add_up_adapters(products, x, num_rows);
+    const Inputs rows = inputs(x, num_rows);
     int num_panels = 0;
     for (const Product &product : products) num_panels += panels_of(*product.matrix);
     pool.parallel(num_panels, [&](int first, int last) {
@@ -128,7 +151,7 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
         for (const Product &product : products) {
             const OaMatrix &matrix = *product.matrix;
             const int end = begin + panels_of(matrix), from = first > begin ? first : begin, to = last < end ? last : end;
-            if (from < to) multiply_panels(product, x, from - begin, to - begin, low_rank.data() + sums, num_rows);
+            if (from < to) multiply_panels(product, rows, from - begin, to - begin, low_rank.data() + sums);
             begin = end;
             sums += (size_t)num_rows * matrix.rank;
         }
@@ -136,37 +159,42 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
 }
 
 // Computes panels of a product, adds the bias and the output of its adapter, whose sums are low [N, rank].
-void OaModel::multiply_panels(const Product &product, const float *x, int first, int last, const double *low, int num_rows) {
+void OaModel::multiply_panels(const Product &product, const Inputs &inputs, int first, int last, const double *low) {
     const OaMatrix &matrix = *product.matrix;
+    const int num_rows = inputs.num_rows;
     const int r = first * PANEL_ROWS, stop = last * PANEL_ROWS < matrix.num_outputs ? last * PANEL_ROWS : matrix.num_outputs;
     const int first_tile = r / TILE_ROWS, last_tile = (stop + TILE_ROWS - 1) / TILE_ROWS;
     if (matrix.kind == OA_INT2)
-        kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
+        kernels.low_bit(matrix, config.level_zero, inputs.rounded, first, last, product.y, matrix.num_outputs);
     else if (!is_integer(matrix))
-        kernels.full(matrix, x, num_rows, first_tile, last_tile, product.y, matrix.num_outputs);
+        kernels.full(matrix, inputs.x, num_rows, first_tile, last_tile, product.y, matrix.num_outputs);
     else
-        kernels.grouped(matrix, rounded.view(), first_tile, last_tile, product.y, matrix.num_outputs);
+        kernels.grouped(matrix, inputs.rounded, first_tile, last_tile, product.y, matrix.num_outputs);
     for (int64_t n = 0; matrix.bias && n < num_rows; n++)
         for (int i = r; i < stop; i++) product.y[n * matrix.num_outputs + i] += matrix.bias[i];
     for (int panel = first; matrix.rank && panel < last; panel++) kernels.adapter_out(matrix, low, num_rows, panel, product.y);
 }
 
-// Each thread computes panels of both products and then SwiGLU, without a barrier in between. Few rows are bound by memory,
-// which is read in order. With many rows, one panel at a time keeps both products in the cache for SwiGLU.
-void OaModel::open_gates(const OaLayer &layer, int num_rows) {
-    const Product gates = {&layer.gate, gate.data()}, ups = {&layer.up, up.data()};
+// Computes panels of both products and then SwiGLU, without a barrier in between. Few rows are bound by memory, which is read in
+// order. With many rows, one panel at a time keeps both products in the cache for SwiGLU. `low` are the sums of the adapter of
+// the gate, followed by those of the other.
+void OaModel::gate_panels(const Product &gates, const Product &ups, const Inputs &inputs, int first, int last, const double *low) {
+    const int hidden_dim = gates.matrix->num_outputs, together = inputs.num_rows <= FEW_ROWS ? last - first : 1;
+    const double *low_ups = low + (size_t)inputs.num_rows * gates.matrix->rank;
+    for (int panel = first; panel < last; panel += together) {
+        multiply_panels(gates, inputs, panel, panel + together, low);
+        multiply_panels(ups, inputs, panel, panel + together, low_ups);
+        const int r = panel * PANEL_ROWS, stop = r + together * PANEL_ROWS, count = (stop < hidden_dim ? stop : hidden_dim) - r;
+        for (int64_t n = 0; n < inputs.num_rows; n++) kernels.swiglu(gates.y + n * hidden_dim + r, ups.y + n * hidden_dim + r, count);
+    }
+}
+
+void OaModel::open_gates(const OaFeedForward &dense, int num_rows) {
+    const Product gates = {&dense.gate, gate.data()}, ups = {&dense.up, up.data()};
     add_up_adapters({gates, ups}, normed.data(), num_rows);
-    const double *low_gates = low_rank.data(), *low_ups = low_gates + (size_t)num_rows * layer.gate.rank;
-    const int hidden_dim = layer.gate.num_outputs;
-    pool.parallel(panels_of(layer.gate), [&](int first, int last) {
-        const int together = num_rows <= FEW_ROWS ? last - first : 1;
-        for (int panel = first; panel < last; panel += together) {
-            multiply_panels(gates, normed.data(), panel, panel + together, low_gates, num_rows);
-            multiply_panels(ups, normed.data(), panel, panel + together, low_ups, num_rows);
-            const int r = panel * PANEL_ROWS, stop = r + together * PANEL_ROWS, count = (stop < hidden_dim ? stop : hidden_dim) - r;
-            for (int64_t n = 0; n < num_rows; n++) kernels.swiglu(&gate[n * hidden_dim + r], &up[n * hidden_dim + r], count);
-        }
-    });
+    const Inputs rows = inputs(normed.data(), num_rows);
+    pool.parallel(panels_of(dense.gate),
+                  [&](int first, int last) { gate_panels(gates, ups, rows, first, last, low_rank.data()); });
 }
 
 // Computes x a^T of all products with an adapter into `low_rank`.

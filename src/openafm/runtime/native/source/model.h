@@ -28,10 +28,28 @@ struct Product {
     float *y;
 };
 
-// A row of a step: a token of a sequence.
+// Rows of activations: in fp32, apart by the inputs of a matrix, and rounded if the model has integer codes.
+struct Inputs {
+    const float *x;
+    Rounded rounded;
+    int num_rows;
+
+    // The rows [first, first + count).
+    Inputs part(int first, int count, int num_inputs) const;
+};
+
+// A row of a step: a token of a sequence, and the number of the row in the step.
 struct Row {
     OaCache *cache;
     int64_t position;
+    int64_t number;
+};
+
+// The experts of each row: row m of the sorted rows is one row and one of its experts.
+struct Routing {
+    std::vector<float> logits, weights;  // [N, E], [N, chosen]: weights of the chosen experts, in ascending order
+    std::vector<int> experts, places;    // [N, chosen]: the chosen experts, ascending, and their sorted rows
+    std::vector<int> begins, active;     // first sorted row of each expert [E + 1], and the experts that have any
 };
 
 enum { ROWS_AT_ONCE = 4 };  // rows of a sequence in one attention task
@@ -63,6 +81,8 @@ private:
     std::vector<double> states_;
 };
 
+static inline int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
+
 struct OaModel {
     OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen);
 
@@ -87,17 +107,25 @@ struct OaModel {
     // Adds rows of `normed`, the output of attention or feed-forward, to `states`.
     void add_to_states(int num_rows);
     // gate = silu(gate) * up for the rows in `normed` and `rounded`.
-    void open_gates(const OaLayer &layer, int num_rows);
+    void open_gates(const OaFeedForward &dense, int num_rows);
     // Products of x [N, num_inputs], whose rounded form is in `rounded`, plus the outputs of adapters.
     void multiply(const std::vector<Product> &products, const float *x, int num_rows);
+    // Computes all layers for the rows in `states`; afterwards only rows with the ascending indices `wanted` are left.
+    void compute_layers(std::vector<Row> &rows, const std::vector<int> &wanted);
+    // Computes one layer of one track. If `wanted` is not null, the other rows only store keys and values.
+    void compute_layer(int layer, std::vector<Row> &rows, const std::vector<int> *wanted);
+    // Adds the states of a track to those of the earlier ones; after the last, `states` is their combination.
+    void add_track(int track, const float *norm, int num_rows);
     void store_keys_values(int layer, const std::vector<Row> &rows);
     void read(int layer, const std::vector<Row> &rows);
     void feed_forward(const OaLayer &layer, int num_rows);
+    // Adds the outputs of the chosen experts to `states`, for the rows in `normed` (experts.cpp).
+    void mix_experts(const OaLayer &layer, int num_rows);
     // Computes cosines and sines of the rows' positions into `turns`.
     void find_turns(const std::vector<Row> &rows);
-    // Returns the cosines and sines of row n of a step with `num_rows` rows for a layer; null without a rotary embedding.
-    const float *turns_of(const OaLayer &layer, int64_t n, int64_t num_rows) const {
-        return layer.rotary < 0 ? nullptr : &turns[(layer.rotary * num_rows + n) * config.head_dim];
+    // Returns the cosines and sines of a row for a layer; null without a rotary embedding.
+    const float *turns_of(const OaLayer &layer, const Row &row) const {
+        return layer.rotary < 0 ? nullptr : &turns[(layer.rotary * num_step_rows + row.number) * config.head_dim];
     }
     // Keeps only the rows with the ascending indices `wanted`.
     void keep(const std::vector<int> &wanted, std::vector<Row> &rows);
@@ -108,12 +136,18 @@ struct OaModel {
     Pool pool;
     std::vector<int> own_layers;  // index in a page of the keys and values that a layer reads
     int num_own_layers = 0;
+    int most_experts = 0, most_chosen = 0;  // of any layer
+    bool has_track_norms = false;
     bool has_integers;  // a matrix of the layers or the head has integer codes
+    int64_t num_step_rows = 0;
 
     // Buffers for N rows: hidden states and their norm [N, D], queries and attention outputs [N, H, C], keys and values
-    // [N, K, C], gate and up projections [N, F], cosines and sines [num_rotaries, N, C].
+    // [N, K, C], gate and up projections [N, F], cosines and sines [num_rotaries, N, C]. With tracks the states at the start of
+    // a block and the sum of its tracks [N, D]; with experts inputs and outputs of the sorted rows [N * chosen, D].
     std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
+    std::vector<float> block_input, combined, expert_input, expert_output;
     std::vector<double> low_rank;
+    Routing routing;
     std::vector<AttentionRoom> rooms;  // one for each thread
     RoundedRows rounded;
 
@@ -121,6 +155,14 @@ private:
     void turn(float *x, const float *turns, const float *norm) const;
     void attend(int layer, const std::vector<Row> &rows, const AttentionPiece &piece);
     void attend_some(AttentionRoom &room, int query, int count, const KeysValuesPage &page, int64_t first, int64_t last);
-    void multiply_panels(const Product &product, const float *x, int first, int last, const double *low, int num_rows);
+    Inputs inputs(const float *x, int num_rows) const { return {x, rounded.view(), num_rows}; }
+    void multiply_panels(const Product &product, const Inputs &inputs, int first, int last, const double *low);
+    void gate_panels(const Product &gates, const Product &ups, const Inputs &inputs, int first, int last, const double *low);
+    void route(const OaLayer &layer, int num_rows);
+    void choose(const OaLayer &layer, int64_t row);
+    void sort_rows(const OaLayer &layer, int num_rows);
+    // Calls work(expert, first, last) on the panels of all experts that have rows.
+    template <class Work>
+    void for_expert_panels(int num_panels, const Work &work);
     void add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows);
 };

@@ -28,6 +28,7 @@ void OaModel::embed(const int32_t *tokens, int num_rows) {
 
 void OaModel::find_turns(const std::vector<Row> &rows) {
     float *turn = turns.data();
+    num_step_rows = (int64_t)rows.size();
     for (int rotary = 0; rotary < config.num_rotaries; rotary++)
         for (const Row &row : rows)
             for (int f = 0; f < config.head_dim / 2; f++) {
@@ -57,7 +58,7 @@ void OaModel::store_keys_values(int layer, const std::vector<Row> &rows) {
         for (int64_t n = first; n < last; n++)
             for (int head = 0; head < config.num_kv_heads; head++) {
                 const int64_t at = (n * config.num_kv_heads + head) * dim;
-                turn(&keys[at], turns_of(l, n, num_rows), l.key_norm);
+                turn(&keys[at], turns_of(l, rows[n]), l.key_norm);
                 rows[n].cache->store(rows[n].position, own_layers[layer], head, &keys[at], &values[at]);
             }
     });
@@ -112,7 +113,7 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
     };
     for (int query = 0; query < num_queries; query++) {
         float *x = &queries[place_of(query)];
-        turn(x, turns_of(l, row_of(query), (int64_t)rows.size()), l.query_norm);
+        turn(x, turns_of(l, rows[row_of(query)]), l.query_norm);
         if (config.float_cache)
             memcpy(room.query(query), x, dim * sizeof(float));
         else
@@ -138,10 +139,11 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
 
 void OaModel::feed_forward(const OaLayer &layer, int num_rows) {
     normalize(layer.feed_forward_norm, num_rows);
-    open_gates(layer, num_rows);
-    const int hidden_dim = layer.down.num_inputs;
-    round(gate.data(), num_rows, hidden_dim);
-    multiply({{&layer.down, normed.data()}}, gate.data(), num_rows);
+    if (layer.num_experts) return mix_experts(layer, num_rows);
+    const OaFeedForward &dense = layer.feed_forwards[0];
+    open_gates(dense, num_rows);
+    round(gate.data(), num_rows, dense.down.num_inputs);
+    multiply({{&dense.down, normed.data()}}, gate.data(), num_rows);
     add_to_states(num_rows);
 }
 
@@ -151,11 +153,59 @@ void OaModel::keep(const std::vector<int> &wanted, std::vector<Row> &rows) {
         rows[i] = rows[from];
         memmove(&states[i * config.dim], &states[from * config.dim], config.dim * sizeof(float));
     }
-    float *to = turns.data();
-    for (int rotary = 0; rotary < config.num_rotaries; rotary++)
-        for (size_t i = 0; i < wanted.size(); i++, to += config.head_dim)
-            memmove(to, &turns[(rotary * rows.size() + wanted[i]) * config.head_dim], config.head_dim * sizeof(float));
     rows.resize(wanted.size());
+}
+
+void OaModel::add_track(int track, const float *norm, int num_rows) {
+    const int64_t dim = config.dim;
+    const bool is_last = track == config.num_tracks - 1;
+    for_rows(num_rows, [&](int first, int last) {
+        for (int64_t n = first; n < last; n++) {
+            float *x = &states[n * dim], *sum = &combined[n * dim];
+            if (norm) kernels.rms_norm(x, norm, config.dim, config.track_norm_eps, x);
+            for (int64_t i = 0; i < dim; i++) {
+                sum[i] = track ? sum[i] + x[i] : x[i];
+                if (is_last) x[i] = sum[i] / config.track_divisor;
+            }
+        }
+    });
+}
+
+void OaModel::compute_layer(int layer, std::vector<Row> &rows, const std::vector<int> *wanted) {
+    const OaLayer &l = layers[layer];
+    const bool stores = l.source == layer;
+    const Product query = {&l.query, queries.data()}, key = {&l.key, keys.data()}, value = {&l.value, values.data()};
+    normalize(l.attention_norm, (int)rows.size());
+    if (stores) {
+        multiply(wanted ? std::vector<Product>{key, value} : std::vector<Product>{query, key, value}, normed.data(), (int)rows.size());
+        store_keys_values(layer, rows);
+    }
+    if (wanted) {
+        keep(*wanted, rows);
+        if (rows.empty()) return;
+        normalize(l.attention_norm, (int)rows.size());
+    }
+    if (wanted || !stores) multiply({query}, normed.data(), (int)rows.size());
+    read(layer, rows);
+    feed_forward(l, (int)rows.size());
+}
+
+void OaModel::compute_layers(std::vector<Row> &rows, const std::vector<int> &wanted) {
+    const bool is_combined = config.num_tracks > 1 || has_track_norms;
+    for (int begin = 0; begin < config.num_layers && !rows.empty(); begin += config.block_depth) {
+        // After the last layer that stores keys and values, the outputs of rows that are not wanted are not read.
+        const int leaving = wanted.size() < rows.size() ? config.num_prefill_layers - 1 - begin : -1;
+        const std::vector<Row> all = rows;
+        const size_t num_bytes = all.size() * config.dim * sizeof(float);
+        if (is_combined) memcpy(block_input.data(), states.data(), num_bytes);
+        for (int track = 0; track < config.num_tracks; track++) {
+            if (track) memcpy(states.data(), block_input.data(), num_bytes), rows = all;
+            const int first = begin * config.num_tracks + track * config.block_depth;
+            for (int place = 0; place < config.block_depth && !rows.empty(); place++)
+                compute_layer(first + place, rows, place == leaving ? &wanted : nullptr);
+            if (is_combined) add_track(track, layers[first + config.block_depth - 1].track_norm, (int)rows.size());
+        }
+    }
 }
 
 int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,
@@ -169,7 +219,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         caches[i]->prepare(starts[i], starts[i] + counts[i]);
         for (int n = 0; n < counts[i]; n++) {
             if (n >= counts[i] - wanted_counts[i]) wanted.push_back((int)rows.size());
-            rows.push_back({caches[i], starts[i] + n});
+            rows.push_back({caches[i], starts[i] + n, (int64_t)rows.size()});
         }
     }
     m.reserve((int)rows.size());
@@ -177,26 +227,8 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
     for (int64_t i = 0; i < num_inserted; i++)
         memcpy(&m.states[(int64_t)inserted_rows[i] * config.dim], inserted + i * config.dim, config.dim * sizeof(float));
     m.find_turns(rows);
-    for (int layer = 0; layer < config.num_layers; layer++) {
-        const OaLayer &l = m.layers[layer];
-        const bool stores = l.source == layer, leaves = layer == config.num_prefill_layers - 1 && wanted.size() < rows.size();
-        const Product query = {&l.query, m.queries.data()}, key = {&l.key, m.keys.data()}, value = {&l.value, m.values.data()};
-        m.normalize(l.attention_norm, (int)rows.size());
-        if (stores) {
-            m.multiply(leaves ? std::vector<Product>{key, value} : std::vector<Product>{query, key, value}, m.normed.data(),
-                       (int)rows.size());
-            m.store_keys_values(layer, rows);
-        }
-        if (leaves) {
-            // The other rows' outputs are not read, and no further layer stores keys or values.
-            if (wanted.empty()) return 0;
-            m.keep(wanted, rows);
-            m.normalize(l.attention_norm, (int)rows.size());
-        }
-        if (leaves || !stores) m.multiply({query}, m.normed.data(), (int)rows.size());
-        m.read(layer, rows);
-        m.feed_forward(l, (int)rows.size());
-    }
+    m.compute_layers(rows, wanted);
+    if (rows.empty()) return 0;
     m.normalize(config.final_norm, (int)rows.size());
     if (logits) m.multiply({{&config.head, logits}}, m.normed.data(), (int)rows.size());
     return 0;
