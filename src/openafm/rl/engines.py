@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from openafm.bundle import Bundle, open_bundle
-from openafm.compression.errors import CompressionError
+from openafm.compression.errors import CompressionError, UncompressibleModelError
 from openafm.compression.native_numerics import native_numerics
 from openafm.core.errors import UsageError
 from openafm.rl.config import RLConfig
@@ -82,10 +82,10 @@ def _why_not(config: RLConfig, bundle: Bundle) -> str | None:
     if not takes_new_weights(bundle):
         return "the start bundle is compressed or has a vision encoder"
     assert config.generator_weights != "full"
-    reason = unsupported(bundle)  # before its matrices are listed: those of experts and tracks are stacks
+    reason = unsupported(bundle)
     if reason is not None:
         return reason
     try:
         return unsupported(with_numerics(bundle, native_numerics(bundle.config, config.generator_weights)))
-    except CompressionError as error:
+    except (CompressionError, UncompressibleModelError) as error:
         return str(error)
