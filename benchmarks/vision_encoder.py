@@ -4,6 +4,9 @@ Both encode the same images; the windows, layers and sizes are equal, and the ou
 time of the matrix products and of torch's attention alone, with the same shapes. Contestants alternate, on one thread, in
 CPU time; figures are medians over rounds. `register_window` is the share of the speed that Register-Window costs.
 
+`native_ratio` is the speed of the native engine's encoder and adapter, in numpy, beside onnxruntime on the same weights
+(`pip install onnx onnxruntime`; without them it is null). The shape is nano.
+
     python benchmarks/vision_encoder.py [--quick] [--json]
 
 A full run writes docs/benchmarks/vision_encoder.json. `--quick` runs the same code for one round and claims nothing.
@@ -15,6 +18,7 @@ import argparse
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +28,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.nn.functional as F
+from shared.native_tower import tower_seconds
 from shared.reporting import hand_in
 
 from openafm.models.vision.config import GlobalScopeConfig, VisionConfig, WindowScopeConfig
@@ -141,6 +146,15 @@ def measure(config: VisionConfig, rounds: int) -> dict[str, float]:
     return {name: statistics.median(each[1:]) for name, each in times.items()}  # the first round warms up
 
 
+def towers_measured(rounds: int) -> dict[str, float]:
+    """Return the seconds of the native tower and of its peers; nothing where onnxruntime is not installed."""
+    try:
+        return tower_seconds(SHAPES["nano"], rounds)
+    except ImportError as error:
+        print(f"native_ratio needs onnx and onnxruntime: {error}", file=sys.stderr)
+        return {}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
@@ -151,7 +165,9 @@ def main() -> None:
     shapes = {"nano": SHAPES["nano"]} if options.quick else SHAPES
     measured = {name: measure(config, 1 if options.quick else 9) for name, config in shapes.items()}
     last = measured[list(shapes)[-1]]
+    towers = towers_measured(3 if options.quick else 25)
     figures: dict[str, object] = {
+        "native_ratio": round(towers["onnxruntime"] / towers["native"], 2) if towers else None,
         "ratio": round(last["transformers"] / last["ours"], 2),
         "floor_ratio": round(last["floor"] / last["ours"], 2),
     }
@@ -165,7 +181,7 @@ def main() -> None:
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
-    hand_in({**report, "seconds": measured, "figures": figures}, REPORT, options)
+    hand_in({**report, "seconds": measured, "tower_seconds": towers, "figures": figures}, REPORT, options)
 
 
 if __name__ == "__main__":
