@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from tiny_bundles import write_tiny_bundle
 
+from openafm.cli import output
 from openafm.cli.main import run
 from openafm.cli.output import counted
 
@@ -95,3 +97,16 @@ def test_targets_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_numbers_with_nouns() -> None:
     assert [counted(number, "bundle") for number in (0, 1, 2_000)] == ["0 bundles", "1 bundle", "2,000 bundles"]
+    assert [counted(number, "reply", "replies") for number in (1, 2)] == ["1 reply", "2 replies"]
+
+
+def test_commands_print_counts_with_the_helper() -> None:
+    """A number before a plural in a message is wrong for 1."""
+    counts = re.compile(r"\{(?:len\([^}]*\)|[a-z_.]*(?:num_[a-z]+|count)(?::,)?)\} (?!s\b|ms\b)[a-z]+s\b")
+    wrong = [
+        f"{path.name}:{number}: {line.strip()}"
+        for path in sorted(Path(output.__file__).parent.glob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if counts.search(line)
+    ]
+    assert not wrong

@@ -78,7 +78,7 @@ def test_the_command(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", "nano", "--data", str(data), "--no-answers"]) == 0
     table = capsys.readouterr().out
     assert "language de" in table
-    assert "1 conversations exceed the context window" in table
+    assert "1 conversation left out: longer than the context window" in table
     assert run(["evaluate", "nano"]) == 2
     assert "name held-out data with --data" in capsys.readouterr().err
     (data / "empty").mkdir()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_text
 
 
 def keygen(
@@ -80,5 +80,5 @@ def pull(
         values = {"identifier": adapter.identifier, "path": str(adapter.path), "fetched_bytes": pulled.num_fetched}
         print_json(values | {"key": pulled.key})
     else:
-        fetched = f"{pulled.num_fetched:,} bytes fetched" if pulled.num_fetched else "already installed"
+        fetched = f"{counted(pulled.num_fetched, 'byte')} fetched" if pulled.num_fetched else "already installed"
         print_text(f"{adapter.identifier} is installed ({adapter.path}); {fetched}, signed by {pulled.key}")

@@ -22,7 +22,7 @@ from openafm.cli.annotation_server import (
     PublicURLOption,
     web_config,
 )
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 from openafm.core.libraries import needed
 
@@ -82,7 +82,9 @@ def init(
         print_json({"project": str(project), "scenarios": num_scenarios, "notes": list(notes)})
     else:
         noted = "".join(f"\nnote: {note}" for note in notes)
-        print_text(f"{project}: {num_scenarios} scenarios{noted}\nnext: openafm annotate serve --project {project}")
+        print_text(
+            f"{project}: {counted(num_scenarios, 'scenario')}{noted}\nnext: openafm annotate serve --project {project}"
+        )
 
 
 @app.command()
@@ -161,7 +163,10 @@ def simulate(
     if json:
         print_json({"project": str(project), **vars(done)})
     else:
-        print_text(f"{project}: {done.items} items, {done.corrections} corrections\nnext: openafm annotate export")
+        print_text(
+            f"{project}: {counted(done.items, 'item')}, {counted(done.corrections, 'correction')}\n"
+            "next: openafm annotate export"
+        )
 
 
 @app.command()
@@ -185,7 +190,7 @@ def export(
         print_json({"file": str(path)} | report.to_dict())
     else:
         skipped = "".join(f"\nleft out {each['item']}: {each['reason']}" for each in report.skipped)
-        print_text(f"{path}: {report.lines} lines{skipped}")
+        print_text(f"{path}: {counted(report.lines, 'line')}{skipped}")
 
 
 @app.command(name="import")
@@ -217,7 +222,28 @@ def import_(
                 raise ForeignTreeError(f"{trees}:{number}: not JSON: {error}") from error
             except ForeignTreeError as error:
                 raise ForeignTreeError(f"{trees}:{number}: {error}") from error
-    print_json({"items": items}) if json else print_text(f"{len(items)} items imported")
+    print_json({"items": items}) if json else print_text(f"{counted(len(items), 'item')} imported")
+
+
+@app.command()
+def check(project: ProjectOption, database: DatabaseOption = "", json: JsonOption = False) -> None:
+    """Check which items that are marked as done solve their scenarios.
+
+    Main stems are replayed in a fresh environment. Their ends are compared with `expect` of the scenario, else with the
+    state after its reference calls, and their answers with its required texts.
+    """
+    with _opened(project, database) as (read, store, pool):
+        from openafm.annotation.trees.solved import Outcome, check_items
+
+        report = check_items(store, read, pool)
+    if json:
+        print_json(report.to_dict())
+        return
+    if report.items:
+        rows = [(each.item, each.scenario, each.outcome.replace("_", " "), each.reason) for each in report.items]
+        print_table(("item", "scenario", "outcome", ""), rows)
+    counts = ", ".join(f"{report.count(outcome)} {outcome.replace('_', ' ')}" for outcome in Outcome)
+    print_text(f"{counted(len(report.items), 'item')} marked as done: {counts}; {report.open} open")
 
 
 @app.command()

@@ -20,7 +20,7 @@ from openafm.cli import (
     data_synthesize,
     data_web,
 )
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ def pack(
     if report.num_without_answer:
         total = sum(manifest.num_documents for _, manifest in parts)
         print(
-            f"warning: {report.num_without_answer:,} of {total:,} documents are conversations without an assistant's turn;"
-            " no token of these is learned",
+            f"warning: {report.num_without_answer:,} of {counted(total, 'document')} are conversations without an "
+            "assistant's turn; no token of these is learned",
             file=sys.stderr,
         )
     if report.num_opted_out:
-        print(f"left out {report.num_opted_out:,} documents that must not be used for training", file=sys.stderr)
+        print(f"left out {counted(report.num_opted_out, 'document')} that must not be used for training", file=sys.stderr)
     if json:
         print_json(
             {
@@ -132,7 +132,7 @@ def _pack_images(
         for part, manifest in parts
     ]
     if report.num_opted_out:
-        print(f"left out {report.num_opted_out:,} documents that must not be used for training", file=sys.stderr)
+        print(f"left out {counted(report.num_opted_out, 'document')} that must not be used for training", file=sys.stderr)
     if json:
         counts = {"skipped": report.num_skipped, "opted_out": report.num_opted_out}
         print_json({"path": str(report.path)} | counts | {"parts": summary})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def caption(
         print_table(("dropped captions", "count"), list(counts.dropped.items()))
     if counts.documents_dropped:
         print_table(("dropped documents", "count"), list(counts.documents_dropped.items()))
-    print_text(f"wrote {counts.num_documents:,} documents to {out}; look at them with: openafm data report {out}")
+    print_text(f"wrote {counted(counts.num_documents, 'document')} to {out}; look at them with: openafm data report {out}")
 
 
 def captioner_of(

@@ -23,7 +23,7 @@ from openafm.cli.data_caption import (
     captioner_of,
 )
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _print(manifest: Manifest, teacher: Captioner, out: Path, json: bool) -> Non
         return
     print_table(("kind", "documents"), list(manifest.kinds.items()))
     print_table(("left out", "documents"), list(manifest.dropped.items()))
-    print_text(f"wrote {manifest.num_documents:,} documents to {out}; look at them with: openafm data report {out}")
+    print_text(f"wrote {counted(manifest.num_documents, 'document')} to {out}; look at them with: openafm data report {out}")
 
 
 def _read_domains(file: Path) -> tuple[DomainConfig, ...]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 
@@ -87,4 +87,4 @@ def draw(
     rows = list(manifest.kinds.items())
     rows += [(f"dropped: {reason}", number) for reason, number in manifest.dropped.items()]
     print_table(("", "documents"), rows)
-    print_text(f"wrote {manifest.num_documents:,} documents to {out}; see: openafm data report {out}")
+    print_text(f"wrote {counted(manifest.num_documents, 'document')} to {out}; see: openafm data report {out}")

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 
@@ -71,4 +71,4 @@ def images(
     ]
     print_table(("of", "in", "kept", "dropped for", "number"), rows)
     kept = ", ".join(f"{count:,} {kind}" for kind, count in manifest.kinds.items()) or "nothing"
-    print_text(f"wrote {kept}, {manifest.num_images:,} images to {out}; see: openafm data report {out}")
+    print_text(f"wrote {kept}, {counted(manifest.num_images, 'image')} to {out}; see: openafm data report {out}")

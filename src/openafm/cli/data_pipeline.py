@@ -13,7 +13,7 @@ import typer
 
 from openafm.cli import data_mixture
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def run(
         for reason, count in (stage.dropped or {"-": 0}).items()
     ]
     print_table(("stage", "in", "kept", "dropped for", "documents"), rows)
-    print_text(f"wrote {manifest.num_kept:,} of {manifest.num_in:,} documents to {out}; see: openafm data report {out}")
+    print_text(
+        f"wrote {manifest.num_kept:,} of {counted(manifest.num_in, 'document')} to {out}; see: openafm data report {out}"
+    )
 
 
 def report(

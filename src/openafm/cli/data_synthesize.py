@@ -11,7 +11,7 @@ import typer
 
 from openafm.cli.data_caption import DEFAULT_KEY_VARIABLE, EndpointOption, KeyOption, ThreadsOption
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def synthesize(
     if json:
         print_json({"out": str(out), **asdict(report)})
         return
-    print_text(f"{report.num_kept:,} of {report.num_prompts:,} prompts, {report.num_written:,} conversations in {out}")
+    print_text(
+        f"{report.num_kept:,} of {counted(report.num_prompts, 'prompt')}, "
+        f"{counted(report.num_written, 'conversation')} in {out}"
+    )
     if report.dropped:
         print_table(("dropped", "prompts"), sorted(report.dropped.items()))
     for stage, message in report.errors.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openafm.cli.output import print_json, print_table, print_text
+from openafm.cli.output import counted, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from openafm.bundle import Bundle
@@ -48,7 +48,7 @@ def evaluate_held_out(name: str | None, data: Path | None, examples: int | None,
         "\nloss: nats per token; exact: answers equal to the data's; fields: share of equal fields of JSON answers and calls"
     )
     if scores.total.num_skipped:
-        print(f"{scores.total.num_skipped} conversations exceed the context window and were skipped")
+        print(f"{counted(scores.total.num_skipped, 'conversation')} left out: longer than the context window")
 
 
 def _evaluate_images(bundle: Bundle, data: Path, most: int | None, json: bool) -> None:
@@ -65,7 +65,9 @@ def _evaluate_images(bundle: Bundle, data: Path, most: int | None, json: bool) -
     if scores.classes is not None:
         rows.append(("kind of chart", f"{scores.classes:.1%}", f"{1 / scores.num_classes:.1%}"))
     print_table(("zero-shot", "right", "chance"), rows)
-    print_text(f"{scores.num_pairs:,} pairs, {scores.candidates} candidates of the same kind and language")
+    print_text(
+        f"{counted(scores.num_pairs, 'pair')}, {counted(scores.candidates, 'candidate')} of the same kind and language"
+    )
 
 
 def _row(name: str, values: dict[str, float | None]) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openafm.cli.output import print_table, print_text
+from openafm.cli.output import counted, print_table, print_text
 
 if TYPE_CHECKING:
     from openafm.evaluation.harness.answerer import Answerer
@@ -59,7 +59,7 @@ def print_results(results: dict[str, TaskResult], out: Path) -> None:
         notes = {"failed": result.num_failed, "cut at the token limit": result.num_cut, "from the cache": result.num_cached}
         found = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
         if found:
-            print_text(f"{name}: of {result.count:,} outputs {found}")
+            print_text(f"{name}: of {counted(result.count, 'output')} {found}")
 
 
 def _percent(share: float) -> str:

@@ -21,7 +21,7 @@ from openafm.cli.annotation_server import (
     PublicURLOption,
     web_config,
 )
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.libraries import needed
 from openafm.core.terminal import escaped
@@ -62,7 +62,8 @@ def init(
         print_json(result)
     else:
         print_text(
-            f"{project}: {len(created.items)} items, {len(created.tasks)} comparisons of {', '.join(created.systems)}\n"
+            f"{project}: {counted(len(created.items), 'item')}, {counted(len(created.tasks), 'comparison')} of "
+            f"{', '.join(created.systems)}\n"
             f"next: openafm grade serve --project {project}"
         )
 
@@ -161,7 +162,10 @@ def generate(
     if json:
         print_json({"out": str(out), **vars(report)})
         return
-    print_text(f"{out}: {report.num_items} items, {report.num_answers} answers, {report.num_reused} of them from before")
+    print_text(
+        f"{out}: {counted(report.num_items, 'item')}, {counted(report.num_answers, 'answer')}, "
+        f"{report.num_reused} of them from before"
+    )
     for item, name, reason in report.failed:
         print(escaped(f"no answer of {name} to {item}: {reason}"), file=sys.stderr)
 
@@ -182,7 +186,7 @@ def simulate(
     if json:
         print_json({"project": str(project), **vars(done)})
     else:
-        print_text(f"{project}: {done.judgments} judgments by {done.graders} simulated graders")
+        print_text(f"{project}: {counted(done.judgments, 'judgment')} by {counted(done.graders, 'simulated grader')}")
 
 
 @app.command()
@@ -203,15 +207,19 @@ def auto(
     store = _open(project, database)
     run = judge_all(store, judge, asking(store.project, open_model(judge)), num_requests=requests)
     if run.failed and not run.num_new:
-        raise OpenAFMError(f"all {len(run.failed)} requests failed: {run.failed[0]}; run the command again to repeat them")
+        raise OpenAFMError(
+            f"all {counted(len(run.failed), 'request')} failed: {run.failed[0]}; run the command again to repeat them"
+        )
     decisions = decide(store.project, counted_judgments(store))
     report = judge_report(store.project, decisions, replies(store, judge))
     if json:
         print_json({"judge": judge, "new": run.num_new, "failed": list(run.failed), **report})
         return
-    print_text(f"{report['replies']} replies, {run.num_new} of them new; {report['nonsense']} are no verdict")
+    print_text(
+        f"{counted(report['replies'], 'reply', 'replies')}, {run.num_new} of them new; {report['nonsense']} are no verdict"
+    )
     if run.failed:
-        print_text(f"{len(run.failed)} requests failed ({run.failed[0]}); run the command again to repeat them")
+        print_text(f"{counted(len(run.failed), 'request')} failed ({run.failed[0]}); run the command again to repeat them")
     if report["consistent"] is not None:
         print_text(f"the same winner in both orders: {report['consistent']:.0%}")
     if report["agreement"] is None:
@@ -291,7 +299,10 @@ def export(
     if json:
         print_json({"out": str(out), **vars(result)})
     else:
-        print_text(f"{out}: {result.num_pairs} pairs, {result.num_graded} graded answers, {result.num_left_out} left out")
+        print_text(
+            f"{out}: {counted(result.num_pairs, 'pair')}, {counted(result.num_graded, 'graded answer')}, "
+            f"{result.num_left_out} left out"
+        )
 
 
 def _libraries() -> AbstractContextManager[None]:

@@ -51,9 +51,9 @@ def styled(text: str, style: str, stream: IO[str] | None = None) -> str:
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with a regular noun: `1 bundle`, `2 bundles`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with a noun: `1 bundle`, `2 bundles`. `plural` is needed for irregular ones, such as `replies`."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def human_number(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def quickstart(
 def _show(result: QuickstartResult) -> None:
     use = result.use
     print_text(f"   {use.event}\n   first token after {use.ttft_ms:.0f} ms, then {use.tokens_per_second:.0f} tokens/s\n")
-    print(f"Held-out event extraction, {result.scores.trained.num_examples} messages in 16 languages, exact match:")
+    print(
+        f"Held-out event extraction, {counted(result.scores.trained.num_examples, 'message')} in 16 languages, exact match:"
+    )
     rows = [
         (
             label,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
 
@@ -150,7 +150,9 @@ def _print_plan(
         for stage in chosen
     ]
     print_table(("section", "stage", "time", "title"), rows)
-    print_text(f"\n{len(left)} stages to run, about {clock_time(sum(left.values()))} on this machine when it is quiet")
+    print_text(
+        f"\n{counted(len(left), 'stage')} to run, about {clock_time(sum(left.values()))} on this machine when it is quiet"
+    )
 
 
 def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> None:

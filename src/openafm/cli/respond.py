@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import print_json
+from openafm.cli.output import counted, print_json
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
 
@@ -133,7 +133,8 @@ def with_images(text: str, paths: Sequence[Path]) -> PromptLike:
     for path in paths:
         images.append(Image(path))
         if (num_frames := images[-1].num_frames()) > 1:
-            print(f"note: {escaped(str(path))} has {num_frames} frames; the model sees the first", file=sys.stderr)
+            frames = counted(num_frames, "frame")
+            print(f"note: {escaped(str(path))} has {frames}; the model sees the first", file=sys.stderr)
     return Prompt(*images, text) if images else text
 
 

@@ -128,7 +128,7 @@ def update_list(
     from openafm.safety.overrides.updates import apply_update
 
     installed = apply_update(folder, read_document(update), read_public_key(key))
-    print_text(f"{installed.name}: sequence {installed.sequence}, {len(installed.terms)} terms in {folder}")
+    print_text(f"{installed.name}: sequence {installed.sequence}, {counted(len(installed.terms), 'term')} in {folder}")
 
 
 @app.command("train-guardrail")
@@ -161,7 +161,9 @@ def train_guardrail(
         for locale, row in rows.items()
     ]
     print_table(["side", "locale", "recall", "false refusals", "threshold", "default"], rows)
-    print_text(f"{out}: trained on {len(texts):,} texts; these rates are of the texts that thresholds are calibrated on")
+    print_text(
+        f"{out}: trained on {counted(len(texts), 'text')}; these rates are of the texts that thresholds are calibrated on"
+    )
 
 
 @app.command()

@@ -11,8 +11,10 @@ annotations.sqlite      written by `openafm annotate serve`
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
+import os
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -118,6 +120,9 @@ class Scenario:
             isinstance(c, dict) and isinstance(c.get("name"), str) and isinstance(c.get("arguments"), dict) for c in calls
         ):
             raise ValueError("'calls' is a list of objects with 'name' and 'arguments'")
+        expected = values.get("expect", [])
+        if not isinstance(expected, list) or not all(map(_is_expectation, expected)):
+            raise ValueError("'expect' is a list of objects with 'table', 'has' ('row' or 'no row') and 'values'")
         return Scenario(
             **texts,
             calls=tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in calls),
@@ -127,6 +132,15 @@ class Scenario:
     def to_dict(self) -> dict[str, Any]:
         calls = [{"name": call.name, "arguments": call.arguments} for call in self.calls]
         return {name: getattr(self, name) for name in _TEXTS} | {"calls": calls} | dict(self.extra)
+
+
+def _is_expectation(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("table"), str)
+        and value.get("has") in ("row", "no row")
+        and isinstance(value.get("values"), dict)
+    )
 
 
 _TEXTS = {"id": "", "query": "", "language": "en", "goal": "", "answer": ""}
@@ -188,7 +202,7 @@ def read_project(path: Path) -> Project:
         if not (path / name).is_file():
             raise ProjectError(
                 f"{path} has no {name}; `openafm annotate init {path} --sample travel` writes a sample project"
-            )
+            ) from FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / name))
     try:
         config = from_dict(ProjectConfig, tomllib.loads((path / "project.toml").read_text(encoding="utf-8")))
     except (ConfigError, ValueError) as error:

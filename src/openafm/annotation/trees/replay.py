@@ -50,6 +50,10 @@ class Replay:
         self.keys[node.id], self.results[node.id] = state, result_dicts(found)
         return problem
 
+    def tables(self, node: int) -> dict[str, list[dict[str, Any]]]:
+        """Return all rows after a node that was run; 0 is the beginning."""
+        return self._pool.tables(self.keys[node], self._lineage)
+
     def _lineage(self, key: str) -> Lineage:
         deltas = []
         while key in self.states:
