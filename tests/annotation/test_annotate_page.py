@@ -72,6 +72,7 @@ def shot(page: Page, name: str) -> None:
 
 def open_item(page: Page, scenario: str) -> None:
     page.select_option("[name=scenario]", scenario)
+    expect(page.get_by_text("Choose a scenario")).to_be_visible(visible=page.locator("#item").is_hidden())
     page.get_by_role("button", name="New item").click()
     page.wait_for_selector("[name=query]:focus")
 

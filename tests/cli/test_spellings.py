@@ -95,6 +95,14 @@ def test_targets_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
         assert "choose a place that you can write" in capsys.readouterr().err
 
 
+def test_data_in_a_folder_that_does_not_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = write_tiny_bundle(tmp_path / "tiny").path
+    command = ["evaluate", str(bundle), "--tasks", "gsm8k", "--out", "scores", "--data"]
+    (tmp_path / "there").mkdir()
+    assert [run([*command, folder]) for folder in ("absent", "there")] == [2, 1]
+    assert capsys.readouterr().err.count("(license: MIT)") == 2
+
+
 def test_numbers_with_nouns() -> None:
     assert [counted(number, "bundle") for number in (0, 1, 2_000)] == ["0 bundles", "1 bundle", "2,000 bundles"]
     assert [counted(number, "reply", "replies") for number in (1, 2)] == ["1 reply", "2 replies"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,8 @@ def found(source: Source, data: Path, *paths: str) -> Path:
         for candidate in (data / path, data / f"{path}.gz"):
             if candidate.is_file():
                 return candidate
-    raise source.missing(data, paths)
+    absent = None if data.exists() else FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(data))
+    raise source.missing(data, paths) from absent
 
 
 def json_lines(path: Path, columns: Mapping[str, type | tuple[type, ...]]) -> Iterator[dict[str, Any]]:

@@ -75,6 +75,7 @@ async function load(id) {
   chosen = 0;
   view = await call("GET", `/items/${id}?page=${page}`);
   location.hash = id;
+  byId("start").hidden = true;
   byId("item").hidden = false;
   draw();
   const draft = localStorage.getItem(`draft-${id}`);
