@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from openafm.core.files import (
     file_digest,
     folder_lock,
     foreign_files,
+    lines_of,
     open_regular,
     read_document,
     remove_written,
@@ -238,3 +240,10 @@ def test_documents_are_regular_files_of_a_limited_size(tmp_path: Path) -> None:
     with pytest.raises(OversizeFilesError, match="more than the 4 bytes"):
         read_document(tmp_path / "file", 4)
     assert read_document(tmp_path / "file", None) == b"12345"
+
+
+def test_lines_end_only_at_a_line_feed() -> None:
+    line = json.dumps({"text": "a\u2028b\x85c\x1dd"}, ensure_ascii=False)
+    assert [json.loads(each) for each in lines_of(f"{line}\n{line}\n")] == [json.loads(line)] * 2
+    assert lines_of("") == []
+    assert lines_of("a\n\nb") == ["a", "", "b"]

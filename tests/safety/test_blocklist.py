@@ -153,15 +153,11 @@ def test_responses_are_blocked_for_offers_not_for_wishes(blocklist: Blocklist) -
     assert 3 * first < text.index("grenade") + 120
 
 
-def test_categories_and_phrases_are_configurable() -> None:
+def test_categories_are_configurable() -> None:
     only_drugs = BlocklistConfig(categories=("drugs",)).build()
     assert category(only_drugs.check_input("How do I make a bomb?")) is None
     assert category(only_drugs.check_input("How do I make heroin?")) == "drugs"
-    own = BlocklistConfig(categories=(), phrases=("Project Bluebird", "rumor*", "機密")).build()
-    assert category(own.check_input("what is project-bluebird?")) == "phrases"
-    assert category(own.check_output("the rumors say")) == "phrases"
-    assert category(own.check_input("これは機密です")) == "phrases"
-    assert category(own.check_input("project of a bluebird; a bomb, how to make it")) is None
+    assert category(BlocklistConfig(categories=()).build().check_input("How do I make a bomb?")) is None
 
 
 def test_equal_configs_share_a_blocklist() -> None:
@@ -171,8 +167,6 @@ def test_equal_configs_share_a_blocklist() -> None:
 def test_invalid_configs_raise() -> None:
     with pytest.raises(ConfigError, match="unknown categories \\['weather'\\]; known: violence"):
         BlocklistConfig(categories=("weather",))
-    with pytest.raises(ConfigError, match="at least one word"):
-        BlocklistConfig(phrases=("...",))
 
 
 def test_the_list_is_consistent() -> None:

@@ -286,6 +286,15 @@ def remove_written(folder: Path, patterns: Sequence[str]) -> None:
     shutil.rmtree(folder)
 
 
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a file of JSON lines or of tab-separated cells.
+
+    `str.splitlines` also splits at U+2028 and other characters that JSON strings may hold unescaped.
+    """
+    lines = text.split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     with atomic_file(path, "w") as file:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from openafm.core.config import Config
-from openafm.core.files import file_digest
+from openafm.core.files import file_digest, lines_of
 from openafm.rl.prompts import RLPrompt
 from openafm.tokenizer.conversation import ConversationError, ToolCall
 
@@ -120,7 +120,7 @@ def _read(path: Path) -> tuple[list[RLPrompt], dict[str, Path]]:
     """Return the prompts, and their image files by digest."""
     images: dict[str, Path] = {}
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines_of(path.read_text(encoding="utf-8")), start=1):
         try:
             values = json.loads(line)
             for part in _image_parts(values):

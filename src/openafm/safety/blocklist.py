@@ -33,23 +33,18 @@ _STEM_KEY = 3  # letters that index stems; no stem is shorter
 
 @dataclass(frozen=True, kw_only=True)
 class BlocklistConfig(Config):
-    """Select the rules of a blocklist.
+    """Select the rules of a blocklist. An app's own words and phrases are override lists (`overrides/lists.py`).
 
     Attributes:
         categories: categories of built-in rules, the keys of `categories` in blocklist.json; None: all.
-        phrases: additional words and phrases to block, in the category `phrases`; `*` ends a stem.
     """
 
     categories: tuple[str, ...] | None = None
-    phrases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         known = _data()["categories"]
         unknown = [name for name in self.categories or () if name not in known]
         self.require(not unknown, f"unknown categories {unknown}; known: {', '.join(known)}")
-        self.require(
-            all(words(normalize(phrase)).texts for phrase in self.phrases), "a phrase must contain at least one word"
-        )
 
     def build(self) -> Blocklist:
         """Return the blocklist; the same object for equal configs."""
@@ -123,8 +118,8 @@ class Blocklist:
         data = _data()
         chosen = data["categories"] if config.categories is None else config.categories
         rules = [_Rule(**{key: _frozen(value) for key, value in rule.items()}) for rule in data["rules"]]
-        self._meanings: Mapping[str, str] = data["categories"] | {"phrases": "a phrase that this app does not allow"}
-        self._rules = [rule for rule in rules if rule.category in chosen] + [_Rule(category="phrases", roles=("phrase",))]
+        self._meanings: Mapping[str, str] = data["categories"]
+        self._rules = [rule for rule in rules if rule.category in chosen]
         self._exemptions = [
             _Exemption(**{key: _frozen(value) for key, value in each.items()}) for each in data["exemptions"]
         ]
@@ -136,8 +131,6 @@ class Blocklist:
             for role, terms in roles.items():
                 for term in terms:
                     self._add(term, language, role)
-        for phrase in config.phrases:
-            self._add(phrase, "ja" if is_unspaced(phrase) else "en", "phrase")
 
     def check_input(self, text: str) -> Verdict:
         return self._check(text, is_input=True)

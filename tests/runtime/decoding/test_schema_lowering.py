@@ -196,3 +196,26 @@ def test_proofs_take_bounded_time() -> None:
     }
     root = {"$defs": definitions | {"d40": {"type": "integer"}}}
     assert not SchemaFacts(root).are_disjoint({"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d1"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"oneOf": [{"type": "string"}, {"const": 3}]}, {"string", "integer"}),
+        ({"anyOf": [{"type": "string"}, {"enum": [None, 0.5]}]}, {"string", "null", "fraction"}),
+        ({"type": ["string", "null"], "oneOf": [{"type": "string"}, {"type": "array"}]}, {"string"}),
+        (
+            {"allOf": [{"type": ["string", "null", "object"]}, {"anyOf": [{"type": "null"}, {"type": "object"}]}]},
+            {"null", "object"},
+        ),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}]}, {"integer"}),
+    ],
+)
+def test_types_of_combinations(schema: Any, expected: set[str]) -> None:
+    assert SchemaFacts(schema).kinds(schema) == expected
+
+
+def test_types_of_schemas_that_refer_to_themselves_are_bounded() -> None:
+    for key in ("allOf", "anyOf", "oneOf"):
+        schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": ["string", "null"], key: [{"$ref": "#/$defs/a"}]}}}
+        assert SchemaFacts(schema).kinds(schema) == {"string", "null"}

@@ -28,6 +28,7 @@ from openafm.annotation.environments.seed import SeedError, seed_image
 from openafm.annotation.errors import writing_to
 from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.errors import OpenAFMError
+from openafm.core.files import lines_of
 from openafm.tokenizer.conversation import ToolCall
 
 FREE = "free"
@@ -242,7 +243,7 @@ def write_sample(name: str, path: Path) -> None:
 def _scenarios(folder: Path) -> tuple[Scenario, ...]:
     found: dict[str, Scenario] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(lines_of(path.read_text(encoding="utf-8")), start=1):
             if not line.strip():
                 continue
             try:

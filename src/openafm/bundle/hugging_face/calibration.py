@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.core.files import read_document
+from openafm.core.files import lines_of, read_document
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.schema_text import SchemaTextError
 from openafm.tokenizer.template import BaseChatTemplate, ChatTemplateError
@@ -76,7 +76,7 @@ def _texts(file: Path) -> Iterator[str]:
     if file.suffix != ".jsonl":
         yield text
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(lines_of(text), start=1):
         try:
             yield "\n".join(_strings(json.loads(line)))
         except (ValueError, RecursionError) as error:

@@ -17,6 +17,7 @@ import numpy as np
 
 from openafm.core.config import Config, to_dict
 from openafm.core.errors import UsageError
+from openafm.core.files import lines_of
 from openafm.data.captions import checks
 from openafm.data.captions.cache import AnswerCache, NoAnswer
 from openafm.data.captions.captioner import Captioner, ImageRequest
@@ -92,7 +93,7 @@ def read_seeds(path: Path) -> tuple[Seed, ...]:
         OSError: the file cannot be read.
     """
     seeds = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines_of(path.read_text(encoding="utf-8")), start=1):
         if not line.strip():
             continue
         try:

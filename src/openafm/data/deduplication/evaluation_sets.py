@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from openafm.core.errors import UsageError
+from openafm.core.files import lines_of
 from openafm.data.deduplication.shingles import Hashes, Tokens, shingle_hashes, tokens_of
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".txt")
@@ -117,9 +118,7 @@ def texts_of(path: Path) -> Iterator[str]:
                 # Quotes have no special meaning in the tables of TSV sets.
                 is_csv = _suffix(path) == ".csv"
                 rows = (
-                    csv.reader(io.StringIO(text), strict=True)
-                    if is_csv
-                    else (line.split("\t") for line in text.splitlines())
+                    csv.reader(io.StringIO(text), strict=True) if is_csv else (line.split("\t") for line in lines_of(text))
                 )
                 yield from (cell for row in rows for cell in row)
             case ".txt":

@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
+from openafm.core.files import lines_of
 from openafm.evaluation.features.base import FeatureConfig
 from openafm.evaluation.harness.task import Item, Output, Prompt, Verdict
 from openafm.evaluation.instructions.base import words
@@ -89,7 +90,7 @@ def numbers(text: str) -> set[str]:
 def own_set(name: str) -> list[Mapping[str, Any]]:
     """Return the rows of a set in `sets/`."""
     text = files("openafm.evaluation.features").joinpath("sets", name).read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines() if line]
+    return [json.loads(line) for line in lines_of(text) if line]
 
 
 def _plain(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from openafm.core.files import lines_of
 from openafm.recipes.reproduction.results import StageResult
 from openafm.recipes.reproduction.stage import Stage
 
@@ -68,7 +69,7 @@ def curves(folder: Path, stages: Sequence[Stage], results: Mapping[str, StageRes
 
 def _points(path: Path) -> list[tuple[float, float]]:
     points = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in lines_of(path.read_text(encoding="utf-8")):
         try:
             values = json.loads(line)
             points.append((float(values["step"]), float(values["loss"])))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from openafm.core.errors import OpenAFMError
+from openafm.core.files import lines_of
 from openafm.safety.taxonomy.taxonomy import UnknownSubcategoryError, taxonomy
 
 Side: TypeAlias = Literal["prompt", "response"]
@@ -48,7 +49,7 @@ def read_labeled_texts(path: Path) -> list[LabeledText]:
         LabeledTextError: the file cannot be read, or a line is malformed.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise LabeledTextError(f"{path} cannot be read: {error}") from error
     found = [_labeled_text(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
