@@ -71,6 +71,16 @@ def test_counters_must_add_up() -> None:
         Counters(generated=8, trained=4, in_flight=3).check()
 
 
+def test_steps_without_samples_are_reported_once() -> None:
+    watch = CollapseWatch()
+    assert watch.warnings(1, line(1, dropped=4)) == []  # others were trained on
+    (found,) = watch.warnings(2, line(2, trained=8, dropped=12))
+    assert "every sample was dropped" in found
+    assert watch.warnings(3, line(3, trained=8, dropped=20)) == []
+    (first,) = CollapseWatch().warnings(1, line(1, trained=0, dropped=8))
+    assert "every sample was dropped" in first
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

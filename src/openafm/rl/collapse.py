@@ -1,4 +1,4 @@
-"""Early warnings of a run that collapses: low entropy, answers that grow or repeat themselves, no gradient."""
+"""Early warnings of a run that collapses: no samples, low entropy, answers that grow or repeat themselves, no gradient."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ class CollapseWatch:
         return new
 
     def _causes(self, values: Mapping[str, float]) -> dict[str, str]:
-        causes = {"equal": "", "entropy": "", "length": "", "repetition": ""}
+        causes = {"dropped": "", "equal": "", "entropy": "", "length": "", "repetition": ""}
+        if self._trained_nothing():
+            causes["dropped"] = (
+                "every sample was dropped, so the weights do not change; the reasons are under 'errors' in metrics.jsonl"
+            )
         if values.get("equal_groups", 0.0) == 1.0:
             causes["equal"] = (
                 "the samples of each prompt all have the same reward, so there is no gradient; use easier or harder prompts,"
@@ -48,6 +52,12 @@ class CollapseWatch:
         if len(self._recent) == _RECENT_STEPS and self._mean("repetition") > REPETITION:
             causes["repetition"] = f"{self._mean('repetition'):.0%} of the 4-grams of a sample repeat earlier ones"
         return causes
+
+    def _trained_nothing(self) -> bool:
+        """Return True if samples were dropped in the latest step and none was trained on; the log has sums over steps."""
+        before: Mapping[str, float] = self._recent[-2] if len(self._recent) > 1 else {}
+        dropped, trained = (self._recent[-1].get(key, 0) - before.get(key, 0) for key in ("dropped", "trained"))
+        return dropped > 0 and trained == 0
 
     def _mean(self, name: str) -> float:
         return statistics.fmean(values.get(name, 0.0) for values in self._recent)
