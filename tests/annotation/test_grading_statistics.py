@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
@@ -14,6 +15,8 @@ import krippendorff
 import numpy as np
 import pytest
 from grading_projects import add_people, item, judge, project_of, store_of
+from hypothesis import given
+from hypothesis import strategies as st
 from statsmodels.stats.proportion import proportion_confint
 
 from openafm.annotation.errors import AnnotationError
@@ -31,7 +34,7 @@ from openafm.annotation.statistics.graders import grader_reports
 from openafm.annotation.statistics.intervals import bootstrap_mean, wilson
 from openafm.annotation.statistics.outcomes import decide
 from openafm.annotation.statistics.page import report_page, write_report
-from openafm.annotation.statistics.ratings import Comparisons, fit_ratings, win_probability
+from openafm.annotation.statistics.ratings import Comparisons, Ratings, fit_ratings, win_probability
 from openafm.annotation.statistics.report import project_report
 
 
@@ -107,20 +110,23 @@ def test_davidson_ratings_of_three_systems_expect_what_was_observed() -> None:
         Comparisons(first=1, second=2, wins=15, losses=5, ties=9),
         Comparisons(first=0, second=2, wins=9, losses=2, ties=14),
     ]
-    ratings = fit_ratings(3, pairs)
-    assert ratings.log_tie is not None
-    expected, observed, ties = [0.0] * 3, [0.0] * 3, 0.0
+    assert_expects_what_was_observed(pairs, fit_ratings(3, pairs))
+
+
+def assert_expects_what_was_observed(pairs: list[Comparisons], ratings: Ratings) -> None:
+    """Check the score equations of the maximum: expected wins, and ties, equal the counts."""
+    points: list[tuple[float, float]] = [(0.0, 0.0)] * 3
+    ties = 0.0
     for pair in pairs:
         one, other = (math.exp(ratings.scores[system]) for system in (pair.first, pair.second))
-        tie = math.exp(ratings.log_tie) * math.sqrt(one * other)
+        tie = 0.0 if ratings.log_tie is None else math.exp(ratings.log_tie) * math.sqrt(one * other)
         total = (pair.wins + pair.losses + pair.ties) / (one + other + tie)
         ties += total * tie
-        expected[pair.first] += total * (one + tie / 2)
-        expected[pair.second] += total * (other + tie / 2)
-        observed[pair.first] += pair.wins + pair.ties / 2
-        observed[pair.second] += pair.losses + pair.ties / 2
-    assert expected == pytest.approx(observed)
-    assert ties == pytest.approx(28)
+        for system, weight, wins in ((pair.first, one, pair.wins), (pair.second, other, pair.losses)):
+            expected, observed = points[system]
+            points[system] = expected + total * (weight + tie / 2), observed + wins + pair.ties / 2
+    assert [expected for expected, _ in points] == pytest.approx([observed for _, observed in points], abs=1e-6)
+    assert ties == pytest.approx(sum(pair.ties for pair in pairs), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -130,11 +136,22 @@ def test_davidson_ratings_of_three_systems_expect_what_was_observed() -> None:
         [Comparisons(first=0, second=1, wins=5, losses=0, ties=0), Comparisons(first=1, second=2, wins=1, losses=1, ties=0)],
         [Comparisons(first=0, second=1, wins=5, losses=5, ties=1)],
         [Comparisons(first=n, second=n + 1, wins=0, losses=0, ties=4) for n in range(2)],
+        [Comparisons(first=n, second=n + 1, wins=3, losses=0, ties=2) for n in range(2)],
     ],
 )
 def test_ratings_without_a_maximum_are_a_typed_error(pairs: list[Comparisons]) -> None:
     with pytest.raises(AnnotationError, match="no finite maximum"):
         fit_ratings(3, pairs)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=3, max_size=3))
+def test_ratings_of_any_counts_are_a_maximum_or_a_typed_error(counts: list[tuple[int, int, int]]) -> None:
+    pairs = [
+        Comparisons(first=first, second=second, wins=wins, losses=losses, ties=ties)
+        for (first, second), (wins, losses, ties) in zip([(0, 1), (1, 2), (0, 2)], counts, strict=True)
+    ]
+    with contextlib.suppress(AnnotationError):
+        assert_expects_what_was_observed(pairs, fit_ratings(3, pairs))
 
 
 def simulated(folder: Path, num_items: int = 24, graders: int = 3, **settings: Any) -> JudgmentStore:

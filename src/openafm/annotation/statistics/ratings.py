@@ -59,13 +59,15 @@ def fit_ratings(num_systems: int, pairs: Iterable[Comparisons]) -> Ratings:
 
     Raises:
         AnnotationError: there is no maximum: some systems only win against the others, or are not compared with them,
-            or all comparisons are ties.
+            or the comparisons do not say how far apart tied systems are.
     """
     pairs = [pair for pair in pairs if pair.wins + pair.losses + pair.ties]
     _check_connected(num_systems, pairs)
-    if all(pair.wins + pair.losses == 0 for pair in pairs):
-        raise AnnotationError("the ratings have no finite maximum: every comparison is a tie; grade more comparisons")
     has_ties = any(pair.ties for pair in pairs)
+    if has_ties and not _bounds_ties(num_systems, pairs):
+        raise AnnotationError(
+            "the ratings have no finite maximum: beside the ties, wins go one way only; grade more comparisons"
+        )
     utilities_POK, counts_PO = _design(num_systems, pairs, has_ties)
     values_K = np.zeros(utilities_POK.shape[-1])
     hessian_KK = np.zeros((len(values_K), len(values_K)))
@@ -147,6 +149,23 @@ def _check_connected(num_systems: int, pairs: Sequence[Comparisons]) -> None:
             "the ratings have no finite maximum: some systems only win, only lose, or are not compared with the others; "
             "grade more comparisons"
         )
+
+
+def _bounds_ties(num_systems: int, pairs: Sequence[Comparisons]) -> bool:
+    """Return whether the share of ties has a finite maximum.
+
+    It has none if scores exist in which each winner leads by 1 or more and tied systems differ by 1 or less: with all scores
+    and the tie parameter multiplied, the likelihood only grows. Such scores exist unless a cycle has more wins than ties
+    (difference constraints, Bellman-Ford).
+    """
+    edges = [(pair.first, pair.second, -1) for pair in pairs if pair.wins]
+    edges += [(pair.second, pair.first, -1) for pair in pairs if pair.losses]
+    edges += [edge for pair in pairs if pair.ties for edge in ((pair.first, pair.second, 1), (pair.second, pair.first, 1))]
+    distances = [0] * num_systems
+    for _ in range(num_systems):
+        for start, end, length in edges:
+            distances[end] = min(distances[end], distances[start] + length)
+    return any(distances[start] + length < distances[end] for start, end, length in edges)
 
 
 def _reached(edges: Sequence[set[int]]) -> set[int]:
