@@ -59,7 +59,7 @@ def fit_ratings(num_systems: int, pairs: Iterable[Comparisons]) -> Ratings:
 
     Raises:
         AnnotationError: there is no maximum: some systems only win against the others, or are not compared with them,
-            or the comparisons do not say how far apart tied systems are.
+            or wins go one way only beside ties.
     """
     pairs = [pair for pair in pairs if pair.wins + pair.losses + pair.ties]
     _check_connected(num_systems, pairs)
