@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from openafm.recipes.reproduction.claim import MeasuredClaim
     from openafm.recipes.reproduction.results import StageResult
     from openafm.recipes.reproduction.stage import Stage
+
+HERE_WIDTH = 72
+"""Characters of our figure in the terminal; the page has all of them."""
 
 app = typer.Typer(
     help="Go through the report: data, both models, training, compression, use, evaluation.", invoke_without_command=True
@@ -167,10 +171,8 @@ def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> 
         print_json(_figures(results, claims) | {"page": str(html), "markdown": str(markdown)})
         return
     words = {True: "yes", False: "no", None: "-"}
-    print_table(
-        ("section", "claim", "report", "here", "holds"),
-        [(claim.section, claim.text, claim.reported, claim.ours, words[claim.holds]) for claim in claims],
-    )
+    rows = [(each.section, words[each.holds], each.text, each.reported, shorten(each.ours, HERE_WIDTH)) for each in claims]
+    print_table(("section", "holds", "claim", "report", "here"), rows)
     print_text(f"\n{summary(size, results, claims)}\npage: {html}")
 
 
