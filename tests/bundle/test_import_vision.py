@@ -370,3 +370,13 @@ def test_the_bundle_is_read_again_from_its_folder(imported: tuple[Any, Path, Bun
     assert again.config == bundle.config
     assert again.template == bundle.template
     assert again.template.can_take_images
+
+
+@pytest.mark.parametrize("form", ["hf", "gguf"])
+def test_exports_of_a_vision_model_are_refused_by_name(
+    form: str, imported: tuple[Any, Path, Bundle], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, bundle = imported
+    assert run(["export", str(bundle.path), "--to", form, "--out", str(tmp_path / "out")]) == 1
+    assert "has a vision encoder, which exports do not support" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

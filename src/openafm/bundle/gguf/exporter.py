@@ -15,7 +15,7 @@ from openafm.bundle.gguf.architecture import INTERLEAVED_FAMILIES, ROPE_FACTORS,
 from openafm.bundle.gguf.tokenizer import file_tokenizer
 from openafm.bundle.gguf.writer import WRITTEN_TYPES, TensorToWrite, write_gguf
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.hugging_face.exporter import ExportReport, checkpoint_config, ordered_rows
+from openafm.bundle.hugging_face.exporter import ExportReport, check_text_only, checkpoint_config, ordered_rows
 from openafm.bundle.hugging_face.jinja_source import jinja_source
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.core.errors import UsageError
@@ -42,6 +42,7 @@ def export_gguf(bundle: Bundle, place: Path, *, type: GGUFType = "stored") -> Ex
         raise UsageError(f"{place} exists; choose another file")
     if bundle.numerics.is_compressed:
         raise HuggingFaceError(f"{bundle.name} is compressed; export the bundle that it was made from")
+    check_text_only(bundle)
     values = checkpoint_config(bundle.config)
     metadata = {"general.architecture": values["model_type"], "general.name": bundle.name, **file_metadata(values)}
     metadata |= file_tokenizer(bundle.tokenizer, bundle.config.vocab_size, bundle.template.stop_token(bundle.tokenizer))

@@ -34,6 +34,7 @@ from openafm.models.config import (
     RotaryConfig,
     TiedHeadConfig,
 )
+from openafm.models.vision.multimodal_config import MultimodalConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -57,7 +58,8 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
 
     Raises:
         UsageError: `place` exists.
-        HuggingFaceError: the bundle is compressed, or its decoder has tracks, experts or layers of different shapes.
+        HuggingFaceError: the bundle is compressed, has a vision encoder, or its decoder has tracks, experts or layers of
+            different shapes.
         BundleError: a file of the bundle is damaged.
         OutOfSpaceError: the disk is full. After any error `place` does not exist.
     """
@@ -65,6 +67,7 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
         raise UsageError(f"{place} exists; choose another folder")
     if bundle.numerics.is_compressed:
         raise HuggingFaceError(f"{bundle.name} is compressed; export the bundle that it was made from")
+    check_text_only(bundle)
     values, lost = exported_config(bundle.config)
     bundle.verify()
     source, notes = jinja_source(bundle.template, bundle.tokenizer)
@@ -93,6 +96,16 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
         if "auto_map" in values:
             write_modules(folder)
     return ExportReport(path=place, family=str(values["model_type"]), notes=notes)
+
+
+def check_text_only(bundle: Bundle) -> None:
+    """Check that a bundle has no vision encoder, which no export writes.
+
+    Raises:
+        HuggingFaceError: it has one.
+    """
+    if isinstance(bundle.config, MultimodalConfig):
+        raise HuggingFaceError(f"{bundle.name} has a vision encoder, which exports do not support; export a text model")
 
 
 def exported_config(config: DecoderConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
