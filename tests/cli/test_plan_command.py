@@ -67,7 +67,7 @@ def test_rates_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "text"),
     [
         ("server.ful --devices 8", "did you mean 'server.full'"),
-        ("server.full --devices 8", "GiB more than its 95.0 GiB; the smallest layout that fits on 64 devices"),
+        ("server.full --devices 8", "GiB more than its 95.0 GiB; the smallest layout that fits on 32 devices"),
         ("server.full --devices 8192 --slices 4 --track 8 --shard 512 --expert 1", "would cross slices"),
         ("server.full --devices 96 --track 3 --shard 1 --expert 1", "8 tracks do not divide over 3"),
         ("server.full --devices 64 --memory 95lb", "write it as 95GiB"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tiny_runs import tiny_model, tiny_run, write_corpus
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from openafm.models.attention_context import BatchContext
 from openafm.models.config import DecoderConfig
 from openafm.training.activation_checkpointing import attention_kernels
 from openafm.training.config import ActivationCheckpointingConfig, BFloat16Config
@@ -73,6 +75,26 @@ def test_recomputed_layers_save_nothing_inside(tmp_path: Path) -> None:
     )
     assert all_layers < half < none
     assert all_layers < 0.6 * none
+
+
+def test_recomputed_keys_and_values_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would keep the activations of their layer alive until the end of the backward pass."""
+    config = tiny_run(write_corpus(tmp_path), model=track_model(), activation_checkpointing=ActivationCheckpointingConfig())
+    state = fresh_state(config, "cpu")
+    store, stored = BatchContext.store, list[weakref.ref[Tensor]]()
+
+    def recorded(context: BatchContext, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
+        alive.append(sum(reference() is not None for reference in stored))
+        stored.append(weakref.ref(k_BSKC))
+        store(context, layer, k_BSKC, v_BSKC)
+
+    alive: list[int] = []
+    monkeypatch.setattr(BatchContext, "store", recorded)
+    losses = config.objective.build()(state.model, config.data.build().batch(0))
+    num_layers = len(alive)
+    losses.total.backward()
+    assert len(alive) > num_layers
+    assert max(alive[num_layers:]) == num_layers
 
 
 class _Counted(TorchDispatchMode):

@@ -10,7 +10,8 @@ Shapes: B batch, S sequence, N = B * S positions, H heads, K key/value heads, C 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,6 +45,10 @@ class AttentionContext(ABC):
     @abstractmethod
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         """Store the keys and values of this batch's positions for `layer`."""
+
+    def discarding_stored(self) -> AbstractContextManager[None]:
+        """Discard the keys and values that are stored in this block, in contexts of training: those from before it stay."""
+        return nullcontext()
 
     @abstractmethod
     def attend(self, layer: int, q_BSHC: Tensor, mask: Mask) -> Tensor:
@@ -96,6 +101,15 @@ class BatchContext(AttentionContext):
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         self._stored[layer] = (k_BSKC, v_BSKC)
+
+    @contextmanager
+    def discarding_stored(self) -> Iterator[None]:
+        before = dict(self._stored)
+        try:
+            yield
+        finally:
+            self._stored.clear()  # in place: narrowed contexts share it
+            self._stored.update(before)
 
     def narrow(self, indices_N: Tensor) -> AttentionContext:
         """Return a context in which only these positions are queries [1, N, H, C].

@@ -10,6 +10,7 @@ Shapes: T tracks held here, B batch, S sequence, D model dim, H heads and K key/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import cast
 
 import torch
@@ -81,6 +82,9 @@ class TracksAsHeads(AttentionContext):
 
     def store(self, layer: int, k_TBSKC: Tensor, v_TBSKC: Tensor) -> None:
         self._below.store(layer, _concatenated_heads(k_TBSKC), _concatenated_heads(v_TBSKC))
+
+    def discarding_stored(self) -> AbstractContextManager[None]:
+        return self._below.discarding_stored()
 
     def attend(self, layer: int, q_TBSHC: Tensor, mask: Mask) -> Tensor:
         o_BSHC = self._below.attend(layer, _concatenated_heads(q_TBSHC), mask)

@@ -51,7 +51,18 @@ def _recomputed(layer_pass: LayerPass, keep_attention: bool) -> LayerPass:
     def recomputed(x_BSD: Tensor, context: AttentionContext) -> Tensor:
         if not torch.is_grad_enabled():
             return layer_pass(x_BSD, context)
-        output: Tensor = checkpoint(layer_pass, x_BSD, context, use_reentrant=False, **options)
+        is_recomputing = False
+
+        def first_or_again(x_BSD: Tensor, context: AttentionContext) -> Tensor:
+            nonlocal is_recomputing
+            if not is_recomputing:
+                is_recomputing = True
+                return layer_pass(x_BSD, context)
+            # Stored, the new keys and values would keep the activations of this pass alive until the end of the step.
+            with context.discarding_stored():
+                return layer_pass(x_BSD, context)
+
+        output: Tensor = checkpoint(first_or_again, x_BSD, context, use_reentrant=False, **options)
         return output
 
     return recomputed

@@ -98,7 +98,7 @@ REFUSED = [
     (MeshError, "must be at least 1", {"num_devices": 0}),
     (RowsNotDivisibleError, "999 rows .* 1,024", {"axes": Axes(track=8, shard=1, expert=8), "rows_per_step": 999}),
     (RowsNotDivisibleError, "over no layout of 8,192 devices", {"rows_per_step": 1000}),
-    (PlanError, "on 64 devices is replicate 1 x shard 4 x expert 2 x track 8", {"num_devices": 8, "slices": 1}),
+    (PlanError, "on 32 devices is replicate 1 x shard 2 x expert 2 x track 8", {"num_devices": 8, "slices": 1}),
     (PlanError, "smallest layout that fits is", {"axes": Axes(track=8, shard=1, expert=1)}),
     (PlanError, "lower --row-tokens", {"chip": replace(V5P, memory=GIB)}),
     (UsageError, "do not fit the model's context", {"row_tokens": 70_000}),
@@ -140,9 +140,9 @@ def test_unknown_chips_and_rates_are_refused() -> None:
 
 
 def test_the_smallest_layout_that_is_named_does_fit() -> None:
-    with pytest.raises(PlanError, match="on 64 devices"):
-        full(num_devices=32, slices=1)
-    assert full(num_devices=64, slices=1, axes=Axes(track=8, expert=8, shard=1)).fits
+    with pytest.raises(PlanError, match="on 32 devices"):
+        full(num_devices=16, slices=1)
+    assert full(num_devices=32, slices=1, axes=Axes(track=8, expert=2, shard=2)).fits
 
 
 def test_microbatches_shrink_until_they_fit() -> None:

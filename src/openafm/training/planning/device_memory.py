@@ -79,9 +79,13 @@ def device_memory(
     optimizer: OptimizerConfig,
     has_average: bool,
     has_several_microbatches: bool,
+    number_bytes: int = MASTER_BYTES,
     allocator_share: float = 0.0,
 ) -> Memory:
-    """Return the memory of a device. The allocator keeps `allocator_share` of what a step allocates and frees."""
+    """Return the memory of a device. FSDP gathers layers in numbers of `number_bytes`.
+
+    The allocator keeps `allocator_share` of what a step allocates and frees.
+    """
     shards = shard_counts(shape)
     local = MASTER_BYTES * shards.local(footprint.weights)
     matrices = shards.local(Weights(dense=footprint.matrices))
@@ -89,12 +93,7 @@ def device_memory(
     # FSDP gathers in the precision and frees: no 16-bit copies of gathered weights wait for the backward pass.
     activations, working = footprint.activations - shards.gathered(footprint.casts), footprint.working
     if shards.is_sharded:
-        layers, root = gathered_groups(model, footprint)
-        # In the backward pass a layer and the next one, gathered ahead, each with whole gradients that wait for their
-        # reduction; at the loss a layer that was gathered ahead.
-        largest = MASTER_BYTES * max((shards.gathered(weights) for weights in layers), default=0)
-        working = max(footprint.loss_working + largest, footprint.layer_working + 4 * largest)
-        working += MASTER_BYTES * shards.gathered(root)
+        working = _sharded_working(model, footprint, shards, number_bytes)
         temporary = local + activations + working
     else:
         during_loss = activations + footprint.loss_working + local * has_several_microbatches
@@ -114,3 +113,23 @@ def device_memory(
         peak=held + temporary + allocator,
         checkpoint=held,
     )
+
+
+def _sharded_working(model: DecoderConfig, footprint: DecoderFootprint, shards: ShardCounts, number_bytes: int) -> int:
+    """Return the largest additional memory of the loss and of a layer's backward pass, with weights that FSDP gathers.
+
+    In the backward pass of a layer, that layer and the one before, gathered ahead, have whole weights in the precision, and
+    gradients of the layer itself or of the one after wait for their reduction in fp32. The layer that is gathered with the
+    weights outside of layers has whole weights and gradients in fp32 until the end; those of the head are part of the loss.
+    """
+    boundary = model.num_prefill_layers - 1
+    weights = [shards.gathered(layer.weights) for layer in footprint.layers]
+    of_root, weights[boundary] = weights[boundary], 0
+    root = MASTER_BYTES * (of_root + shards.gathered(footprint.outside))
+    largest = footprint.loss_working + number_bytes * max(weights)
+    for index, layer in enumerate(footprint.layers):
+        ahead = weights[index - 1] if index else 0
+        after = weights[index + 1] if index + 1 < len(weights) else 0
+        gathered = number_bytes * (weights[index] + ahead) + MASTER_BYTES * (max(weights[index], after) + of_root)
+        largest = max(largest, layer.working - shards.gathered(layer.working_casts) + gathered)
+    return root + largest

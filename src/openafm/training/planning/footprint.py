@@ -45,6 +45,7 @@ class LayerFootprint:
         keys_values: the keys and values in it.
         working: additional peak memory of the layer's backward pass.
         casts: bytes of 16-bit copies of weights in `kept`, by kind of weight; FSDP frees those of weights that it gathers.
+        working_casts: the same in `working`, of a recomputed layer.
     """
 
     weights: Weights
@@ -53,6 +54,7 @@ class LayerFootprint:
     keys_values: int
     working: int
     casts: Weights = Weights()
+    working_casts: Weights = Weights()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,4 +234,5 @@ def _layer_footprint(
         keys_values=keys_values,
         working=saved + working if is_recomputed else working,
         casts=Weights() if is_recomputed else casts,
+        working_casts=casts if is_recomputed else Weights(),
     )

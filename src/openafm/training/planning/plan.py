@@ -133,6 +133,7 @@ class Plan:
             optimizer=self.workload.optimizer,
             has_average=self.workload.ema is not None,
             has_several_microbatches=self.num_microbatches > 1,
+            number_bytes=NUMBER_BYTES[self.workload.precision],
             allocator_share=self.chip.allocator_share,
         )
 
