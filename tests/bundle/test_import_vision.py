@@ -338,6 +338,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "another processor": (processor(image_processor_type="CLIPImageProcessor"), "CLIPImageProcessor.*GotOcr2"),
     "another filter": (processor(resample=2), "resample 2; supported is 3"),
     "no colors": (processor(image_mean=None), "lacks 'image_mean'"),
+    "no spread of colors": (processor(image_std=[0.2, 0, 0.2]), "pixel_std must be positive"),
     "too many tiles": (processor(max_patches=10**9), "1 to 64"),
     "no weights": (remove("*.safetensors"), "model.*safetensors is missing"),
     "cut weights": (cut, "ends inside tensor"),

@@ -14,12 +14,18 @@ from tiny_bundles import write_multimodal_bundle, write_tiny_bundle
 from tiny_policies import tiny_policy_run
 
 from openafm.bundle import open_bundle
+from openafm.models.spans import ImageKey
+from openafm.models.vision.image_modes import AspectTilesModeConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import RLConfig
+from openafm.rl.images import PromptImages
 from openafm.rl.prompt_sources import PromptFileConfig
 from openafm.rl.run import train_policy
 from openafm.runtime.engines.base import InsertedEmbeddingsError
-from openafm.tokenizer.conversation import ConversationError
+from openafm.runtime.engines.image_cache import UnreadableImageError
+from openafm.tokenizer.conversation import ConversationError, ImagePart, UserTurn
+from openafm.tokenizer.template import ImageSpan
 from openafm.training.config import AdamWConfig
 from openafm.training.run import load_trained
 
@@ -61,6 +67,27 @@ def test_the_vision_encoder_is_trained_on_sampled_answers(tmp_path: Path) -> Non
     with pytest.raises(ConversationError, match=r"line 1 of .*is not a prompt"):
         (tmp_path / "0.png").unlink()
         PromptFileConfig(path=str(tmp_path / "prompts.jsonl")).build()
+
+
+def test_images_have_the_modes_of_the_model_stated_or_not(tmp_path: Path) -> None:
+    image_run(tmp_path)
+    source = PromptFileConfig(path=str(tmp_path / "prompts.jsonl"), shuffle=False).build()
+    (prompt,) = source.prompt(0).conversation.turns
+    assert isinstance(prompt, UserTurn)
+    digest = next(part.digest for part in prompt.content if isinstance(part, ImagePart))
+    model = open_bundle(tmp_path / "bundle").config
+    assert isinstance(model, MultimodalConfig)
+    tiles = AspectTilesModeConfig(name="high", side=16, tokens=4, most_tiles=6)
+    for modes, num_views in (((), 1), ((tiles,), 5)):
+        images = PromptImages(source, replace(model, modes=modes))
+        images.check([ImageSpan(start=0, stop=4 * num_views, digest=digest)])
+        assert images.views(ImageKey(digest, 4 * num_views)).shape == (num_views, 16, 16, 3)
+    Image.new("RGB", (64, 64)).save(tmp_path / "0.png")
+    with pytest.raises(UnreadableImageError, match="changed during the run"):
+        PromptImages(source, model).views(ImageKey(digest, 4))
+    (tmp_path / "0.png").unlink()
+    with pytest.raises(UnreadableImageError, match="is missing"):
+        PromptImages(source, model).views(ImageKey(digest, 4))
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import secrets
 import traceback
@@ -12,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -22,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openafm.annotation.errors import AnnotationError, forbidden
 from openafm.annotation.people.accounts import Accounts, Person, Role
 from openafm.annotation.people.sessions import SESSION_SECONDS, Session, Sessions
-from openafm.serving.config import is_loopback
+from openafm.serving.request_checks import wrong_characters, wrong_host, wrong_origin
 
 logger = logging.getLogger("openafm.annotation")
 
@@ -85,7 +83,8 @@ class AccessControl:
             scope.setdefault("state", {})["access"] = self
             scope["state"]["session"] = await self._admitted(scope)
             body = await _body(scope, receive)
-            _check_characters(body)
+            if problem := wrong_characters(body):
+                raise AnnotationError(problem, code="characters")
             await self._app(scope, _replay(body, receive), reply)
         except Exception as error:
             if not isinstance(error, AnnotationError):
@@ -105,8 +104,8 @@ class AccessControl:
             raise AnnotationError(f"the header {repeated[0]} occurs several times; send it once", code="headers")
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         _check_origin(headers)
-        if self._local is not None:
-            _check_host(headers)
+        if self._local is not None and (problem := wrong_host(headers)):
+            raise forbidden(f"{problem}, or serve with accounts")
         if not scope["path"].startswith("/api/"):
             return None
         session = self._local or await run_in_threadpool(self._found, headers)
@@ -205,21 +204,6 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
     raise AnnotationError(f"the body did not arrive within {BODY_SECONDS:g} s", status=408, code="body_timeout")
 
 
-def _check_characters(body: bytes) -> None:
-    """Raise if JSON escapes hold half of a surrogate pair, which no reply could repeat in UTF-8."""
-    if b"\\ud" not in body.lower():
-        return
-    try:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return  # the route reports it
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        message = "the body has half of a surrogate pair (\\ud800 to \\udfff); send whole characters"
-        raise AnnotationError(message, code="characters") from None
-
-
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a function that gives the body first, then what the client sends."""
     bodies = [body]
@@ -234,29 +218,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 def _check_origin(headers: Mapping[bytes, str]) -> None:
     """Raise unless a browser sends the request from a page of this server, or no browser sends it."""
-    origin = headers.get(b"origin")
-    if origin is None:
-        if headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin") and (
-            headers.get(b"sec-fetch-mode") != "navigate"  # links from other pages, such as an invite in a mail
-        ):
-            raise forbidden("pages of other origins may not use this server")
-        return
-    try:
-        place = urlsplit(origin).netloc
-    except ValueError:
-        place = ""
-    if not place or place != headers.get(b"host"):
+    is_cross_site = headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin")
+    is_link = headers.get(b"sec-fetch-mode") == "navigate"  # links from other pages, such as an invite in a mail
+    if b"origin" not in headers and is_cross_site and not is_link:
         raise forbidden("pages of other origins may not use this server")
-
-
-def _check_host(headers: Mapping[bytes, str]) -> None:
-    """Raise if the host is a name that is not loopback: a page could have rebound its own name to this address."""
-    try:
-        name = urlsplit(f"//{headers.get(b'host', '')}").hostname or ""
-    except ValueError:
-        name = ""
-    if not is_loopback(name):
-        raise forbidden("the Host header is not a loopback name; open http://localhost, or serve with accounts")
+    if problem := wrong_origin(headers):
+        raise forbidden(problem)
 
 
 def _log_unexpected(error: Exception) -> None:

@@ -6,21 +6,20 @@ import asyncio
 import base64
 import binascii
 import contextlib
-import json
 import logging
 import time
 import traceback
 from collections import Counter
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openafm.serving.config import ServerConfig, is_loopback
+from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError, api_error, bad_request
 from openafm.serving.keys import ANONYMOUS, Client, KeyRing
 from openafm.serving.metrics import Metrics
+from openafm.serving.request_checks import wrong_characters, wrong_host, wrong_origin
 
 logger = logging.getLogger("openafm.serving")
 
@@ -103,14 +102,16 @@ class AccessControl:
                 400, f"the header {repeated.decode()} occurs {counts[repeated]} times; send it once", code="headers"
             )
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        _check_origin(headers)
+        if problem := wrong_origin(headers):
+            raise ApiError(403, problem, code="cross_origin")
         if not scope["path"].isprintable():  # routes match paths that end with a line feed, `SCOPES` does not
             raise ApiError(404, "the path has control characters; remove them", code="not_found")
         if scope["path"] in PUBLIC_PATHS:
             return ANONYMOUS
         client = self._keys.find(text) if (text := _key_text(headers)) else None
         if not self._config.needs_keys:
-            _check_host(headers)
+            if problem := wrong_host(headers):
+                raise ApiError(403, f"{problem}, or start the server with keys", code="host")
             return client or ANONYMOUS
         if client is None or client.key is None:
             raise ApiError(
@@ -229,42 +230,13 @@ def _key_text(headers: Mapping[bytes, str]) -> str:
 
 
 def check_characters(body: bytes) -> None:
-    """Raise if JSON escapes hold half of a surrogate pair, which no reply could repeat in UTF-8."""
-    if b"\\ud" not in body.lower():
-        return
-    try:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return  # the route reports it
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("the body has half of a surrogate pair (\\ud800 to \\udfff); send whole characters") from None
+    """Check that no reply to a body can fail for its characters.
 
-
-def _check_origin(headers: Mapping[bytes, str]) -> None:
-    """Raise unless a browser sends the request from a page of this server, or no browser sends it."""
-    origin = headers.get(b"origin")
-    if origin is None:
-        return
-    try:
-        place = urlsplit(origin).netloc
-    except ValueError:
-        place = ""
-    if not place or place != headers.get(b"host"):
-        raise ApiError(403, "pages of other origins may not use this server", code="cross_origin")
-
-
-def _check_host(headers: Mapping[bytes, str]) -> None:
-    """Raise if the host is a name that is not loopback: a page could have rebound its own name to this address."""
-    try:
-        name = urlsplit(f"//{headers.get(b'host', '')}").hostname or ""
-    except ValueError:
-        name = ""
-    if not is_loopback(name):
-        raise ApiError(
-            403, "the Host header is not a loopback name; use http://localhost, or start the server with keys", code="host"
-        )
+    Raises:
+        ApiError: JSON escapes hold half of a surrogate pair.
+    """
+    if problem := wrong_characters(body):
+        raise bad_request(problem)
 
 
 def _log_unexpected(error: Exception) -> None:

@@ -93,7 +93,7 @@ class ImportedTokenizer(Tokenizer):
                 raise TokenizerError(f"text containing {name!r} would be encoded as a control token")
 
     def fewest_tokens(self, text: str) -> int:
-        is_normalized = self._form.get("normalizer") is not None
+        is_normalized = "NFC" in kinds(self._form.get("normalizer"))
         return super().fewest_tokens(unicodedata.normalize("NFC", text) if is_normalized else text)
 
     @property

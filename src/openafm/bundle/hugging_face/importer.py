@@ -102,7 +102,7 @@ def _image_notes(config: DecoderConfig) -> tuple[str, ...]:
 def _tokenizer(folder: Path) -> ImportedTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise HuggingFaceError(f"{file} is missing; other forms of tokenizers (SentencePiece) are not supported")
+        raise HuggingFaceError(f"{file} is missing; save the tokenizer with transformers, which converts a tokenizer.model")
     try:
         return read_imported_tokenizer(read_document(file).decode())
     except (TokenizerError, UnicodeDecodeError) as error:
@@ -117,14 +117,14 @@ def _chat_template(folder: Path, values: dict[str, Any], tokenizer: ImportedToke
     variables = {key: _content(named[key]) for key in _TOKEN_VARIABLES if named.get(key) is not None}
     jinja = JinjaTemplate(_jinja_source(folder, settings), variables, today)
     generation = _read_json(folder / "generation_config.json", may_be_missing=True)
-    text = values.get("text_config", values)  # of a model with a vision encoder
+    has_images = values.get("model_type") == "internvl"
+    text = values["text_config"] if has_images else values
     stop_ids = [*_ids(generation.get("eos_token_id")), *_ids(text.get("eos_token_id"))]
     names = {id: name for name, id in tokenizer.special_ids.items()}
     stop = [names[id] for id in stop_ids if id in names] + [variables["eos_token"]] * ("eos_token" in variables)
     original = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     original.no_truncation()
     original.no_padding()
-    has_images = values.get("model_type") == "internvl"
     images = image_tokens(settings, tokenizer.special_ids, values.get("image_token_id")) if has_images else None
     return read_chat_template(jinja, tokenizer, original, [name for name in stop if name in tokenizer.special_ids], images)
 

@@ -118,6 +118,9 @@ class VisionConfig(Config):
     def __post_init__(self) -> None:
         self.require(min(self.image_side, self.patch_side, self.dim) > 0, "image_side, patch_side and dim must be positive")
         self.require(len(self.layers) > 0, "an encoder needs at least one layer")
+        self.require(
+            all(0 < value < math.inf for value in self.pixel_std), f"pixel_std must be positive, got {self.pixel_std}"
+        )
         self.require(self.num_registers >= 0, f"num_registers must not be negative, got {self.num_registers}")
         for layer in self.layers:
             self.require(self.dim % layer.num_heads == 0, f"dim {self.dim} does not divide into {layer.num_heads} heads")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,7 @@ from openafm.core.config import Config
 Mode = Literal["rapid", "balanced", "high"]
 MODES: tuple[Mode, ...] = ("rapid", "balanced", "high")
 _MOST_TILES = 64
+_MOST_PIXELS = 1 << 26  # of all tiles; InternVL has 12 tiles of 448 pixels, 2.4 million
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,10 @@ class AspectTilesModeConfig(ImageModeConfig):
             1 <= self.least_tiles <= self.most_tiles <= _MOST_TILES,
             f"tiles are from least_tiles to most_tiles, 1 to {_MOST_TILES}, got {self.least_tiles} to {self.most_tiles}",
         )
+        self.require(
+            self.most_tiles * self.side**2 <= _MOST_PIXELS,
+            f"{self.most_tiles} tiles of {self.side} pixels exceed {_MOST_PIXELS:,} pixels; use fewer or smaller ones",
+        )
 
     @property
     def num_views(self) -> int:
@@ -107,6 +113,15 @@ class AspectTilesModeConfig(ImageModeConfig):
 
     def _view_counts(self) -> set[int]:
         return {_num_views(math.prod(grid)) for grid in self._grids()}
+
+
+def modes_by_tokens(modes: Sequence[ImageModeConfig]) -> dict[int, ImageModeConfig]:
+    """Return the mode of each number of tokens that an image can have.
+
+    Modes with several numbers come first, so that one with a single number keeps it: the views are the same.
+    """
+    by_counts = sorted(modes, key=lambda mode: len(mode.token_counts), reverse=True)
+    return {count: mode for mode in by_counts for count in mode.token_counts}
 
 
 def _num_views(num_tiles: int) -> int:

@@ -17,7 +17,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.data.images.decoding import pixels, stored_image
 from openafm.data.images.resolution import image_views
 from openafm.data.web.documents import Dropped
-from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.image_modes import ImageModeConfig, modes_by_tokens
 from openafm.runtime.engines.base import Engine, InsertedEmbeddings
 from openafm.runtime.engines.cache_limits import cache_limit
 from openafm.runtime.engines.sequence import Insertion, PromptTokens
@@ -57,10 +57,7 @@ class ImageCache:
 
     def __init__(self, engine: Engine, modes: Sequence[ImageModeConfig], most_bytes: int) -> None:
         self._engine, self._most_bytes = engine, most_bytes
-        # A mode with one number of tokens comes before one with several: where the other one has this number, the views
-        # are the same.
-        by_counts = sorted(modes, key=lambda mode: len(mode.token_counts), reverse=True)
-        self._modes = {count: mode for mode in by_counts for count in mode.token_counts}
+        self._modes = modes_by_tokens(modes)
         self._lock = threading.Lock()  # never held during a call of the engine
         self._embeddings: OrderedDict[tuple[str, int], NDArray[np.float32]] = OrderedDict()
         self.num_bytes = 0
