@@ -122,7 +122,7 @@ def plan(
             slice_bandwidth=slice_bandwidth,
             axes=axes != Axes(),
         )
-        from openafm.cli.plan_study import compare_chips, parse_prices
+        from openafm.cli.plan_study import check_plot, compare_chips, parse_prices
         from openafm.training.planning.study import Assumptions
 
         assumptions = Assumptions(
@@ -133,8 +133,10 @@ def plan(
             save_seconds=save_seconds,
             prices=parse_prices(price or []),
         )
+        check_plot(plot)
         compare_chips(size, devices, slices, workload, assumptions, plotted=stated, plot=plot, json=json)
         return
+    _refuse_without_study(price=price, plot=plot, mtbf_hours=mtbf_hours)
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
     traced = None
     if trace:
@@ -166,6 +168,13 @@ def _refuse_with_study(**options: object) -> None:
     given = [name for name, value in options.items() if value]
     if given:
         raise UsageError(f"--study compares kinds of chips and layouts of its own; leave out {', '.join(given)}")
+
+
+def _refuse_without_study(**options: object) -> None:
+    """Refuse options that only a study reads."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None and value != []]
+    if given:
+        raise UsageError(f"{', '.join(given)} only with --study; add --study")
 
 
 def _chip(chip: Chip, memory: str | None, flops: dict[str, float], inside: float | None, across: float | None) -> Chip:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from openafm.training.planning.study import Assumptions, StudiedRun
 
 HEADINGS = ("chip", "mesh", "bounded by", "s/step", "MFU %", "days", "failures", "save every s", "goodput %", "simulated %")
+PLOT_ENDINGS = (".png", ".svg", ".pdf")
 
 
 def parse_prices(texts: list[str]) -> dict[str, float]:
@@ -32,6 +33,24 @@ def parse_prices(texts: list[str]) -> dict[str, float]:
     return prices
 
 
+def check_plot(path: Path | None) -> None:
+    """Check before a study that its plot can be written: the ending of the file, its folder, matplotlib.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    import importlib.util
+
+    if path is None:
+        return
+    if path.suffix.lower() not in PLOT_ENDINGS:
+        raise UsageError(f"--plot {path} does not end in {', '.join(PLOT_ENDINGS)}; choose one of these endings")
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder of --plot {path} does not exist; create it first")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("a plot needs matplotlib: pip install 'openafm[plots]'")
+
+
 def compare_chips(
     size: str,
     devices: int,
@@ -48,8 +67,9 @@ def compare_chips(
     `plot` gets an image of the run on the chip `plotted`.
     """
     from openafm.models.sizes import named_size
+    from openafm.training.planning.chips import PlanError
     from openafm.training.planning.search import Axes, make_plan
-    from openafm.training.planning.study import StudiedRun, studied_run, study
+    from openafm.training.planning.study import Impossible, StudiedRun, studied_run, study
 
     model = named_size(size)
     runs = study(model, num_devices=devices, slices=slices, workload=workload, assumptions=assumptions)
@@ -60,6 +80,8 @@ def compare_chips(
         print_json({"model": size, "runs": [run.to_dict() for run in runs]})
         return
     fitting = [run for run in runs if isinstance(run, StudiedRun)]
+    if not fitting:
+        raise PlanError("\n".join(f"{run.chip}: {run.reason}" for run in runs if isinstance(run, Impossible)))
     with_cost = any(run.cost is not None for run in fitting)
     headings = (*HEADINGS, "million chip-hours", *(["cost in millions"] if with_cost else []))
     print_table(headings, [_row(run, with_cost) for run in fitting])
@@ -89,15 +111,7 @@ def _row(run: StudiedRun, with_cost: bool) -> tuple[Any, ...]:
 
 
 def plot_study(run: StudiedRun, path: Path) -> None:
-    """Plot the goodput over the checkpoint interval: formula and simulation.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
-    import importlib.util
-
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("a plot needs matplotlib: pip install 'openafm[plots]'")
+    """Plot the goodput over the checkpoint interval: formula and simulation."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

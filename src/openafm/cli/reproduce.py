@@ -33,7 +33,7 @@ def reproduce(
     size: Annotated[str, typer.Option(help="tiny (two steps of each training), micro or nano; base with --plan.")] = "micro",
     only: Annotated[str, typer.Option(help="Names of stages, separated by commas; the others stay as they are.")] = "",
     plan: Annotated[bool, typer.Option("--plan", help="List the stages and what is done, and run nothing.")] = False,
-    chip: Annotated[str, typer.Option(help="Kind of chip for the plan of the size base.")] = "tpu-v5p",
+    chip: Annotated[str | None, typer.Option(help="Kind of chip for the plan of the size base; default: tpu-v5p.")] = None,
     price: Annotated[
         float | None, typer.Option(help="Price of a chip-hour, for the cost of the size base.", min=0.0)
     ] = None,
@@ -47,8 +47,10 @@ def reproduce(
     from openafm.recipes.reproduction.stages import report_stages
 
     if size == "base":
-        _plan_base(plan, chip, price, [name for name in only.split(",") if name], json)
+        _plan_base(plan, chip or "tpu-v5p", price, [name for name in only.split(",") if name], json)
         return
+    if chip is not None or price is not None:
+        raise UsageError("--chip and --price are options of --size base --plan; leave them out")
     stages = report_stages(_checked(size))
     chosen = [name for name in only.split(",") if name]
     check_names(stages, chosen)
@@ -93,7 +95,7 @@ def _plan_base(is_plan: bool, chip: str, price: float | None, only: list[str], j
             continue
         mesh = layout_name(run.plan.shape) + (", recomputed" if run.plan.workload.activation_checkpointing else "")
         cost = "-" if run.cost is None else f"{run.cost / 1e6:,.2f}"
-        days, thousands = f"{run.simulated.wall / 86400:.2f}", f"{run.chip_hours / 1000:,.0f}"
+        days, thousands = f"{run.simulated.wall / 86400:.2f}", f"{run.chip_hours / 1000:,.1f}"
         rows.append((*facts, stage.devices, mesh, f"{run.step_seconds:.3g}", days, thousands, cost))
     headings = ("section", "training", "model", "10^9 tokens", "chips", "mesh", "s/step", "days", "1,000 chip-hours")
     print_table((*headings, "cost in millions"), rows)
@@ -193,5 +195,5 @@ def _checked(size: str) -> str:
     from openafm.recipes.reproduction.sizes import SIZES
 
     if size not in SIZES:
-        raise UsageError(f"the size '{size}' is not one of {', '.join(SIZES)}")
+        raise UsageError(f"the size '{size}' is not one of {', '.join(SIZES)}, nor base, which is planned only")
     return size

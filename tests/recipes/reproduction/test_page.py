@@ -9,7 +9,7 @@ from openafm.core.executors import LocalConfig
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
 from openafm.data.drawing.generators import generator_config
 from openafm.recipes.reproduction.claim import MeasuredClaim
-from openafm.recipes.reproduction.claims import CLAIMS
+from openafm.recipes.reproduction.claims import CLAIMS, measured_claims
 from openafm.recipes.reproduction.page import summary, watt_hours, write_pages
 from openafm.recipes.reproduction.results import StageResult, StageState
 from openafm.recipes.reproduction.stage import Command, Stage
@@ -89,3 +89,10 @@ def test_a_model_without_skill_retains_nothing() -> None:
         False,
         True,
     ]
+
+
+def test_claims_are_in_the_order_of_the_report() -> None:
+    sections = [claim.section for claim in measured_claims([], STAGES, "micro")]
+    assert len(sections) == len(CLAIMS)
+    assert sections.index("3.2.3") < sections.index("4.1") < sections.index("4.3")
+    assert [section.split(".")[0] for section in sections] == sorted(section.split(".")[0] for section in sections)

@@ -87,6 +87,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--efficiency", "2"], "above 0 and at most 1"),
         (["--mtbf-hours", "-1"], "must be above 0"),
         (["--shard", "2", "--trace"], "leave out trace, axes"),
+        (["--plot", "goodput.txt"], "does not end in .png"),
+        (["--plot", "absent/goodput.png"], "does not exist; create it"),
+        (["--devices", "8", "--slices", "1"], "mi300x: replicate 1 x"),
+        (["--row-tokens", "100_000"], "set --row-tokens to 65536 or less"),
     ],
 )
 def test_wrong_options_are_refused(options: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

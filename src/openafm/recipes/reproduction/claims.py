@@ -17,7 +17,7 @@ CLAIMS: tuple[Claim, ...] = (*MODEL_CLAIMS, *DATA_CLAIMS, *TRAINING_CLAIMS, *USE
 
 
 def measured_claims(results: Sequence[StageResult], stages: Sequence[Stage], size: str) -> list[MeasuredClaim]:
-    """Return all claims with what the stages measured."""
+    """Return all claims with what the stages measured, in the order of the report."""
     by_name = {result.name: result for result in results}
     figures = {result.name: result.figures for result in results}
     commands = {
@@ -45,7 +45,7 @@ def measured_claims(results: Sequence[StageResult], stages: Sequence[Stage], siz
                 command=commands.get((claim.stage, claim.command), ""),
             )
         )
-    return found
+    return sorted(found, key=lambda claim: [int(part) for part in claim.section.split(".")])
 
 
 def _scale(size: str) -> str:

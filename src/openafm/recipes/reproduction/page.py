@@ -46,11 +46,13 @@ svg rect { fill: none; stroke: var(--line); stroke-width: 1.5 } svg path { fill:
 .diagram .skipped rect { stroke-dasharray: 4 }
 summary { opacity: .7; font-size: 13px }
 svg polyline { fill: none; stroke: var(--ink); stroke-width: 1.5 }
-.many { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem } figure { margin: 0; max-width: 100% }
+.curves { display: grid; grid-template-columns: repeat(auto-fill, minmax(13.75rem, 1fr)); gap: 1rem 1.5rem }
+.many { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem; margin-top: 1rem } figure { margin: 0; max-width: 100% }
 figcaption { font-size: 12px } img { max-width: 100%; background: #fff }
 @media (max-width: 40rem) {
   .claims thead { display: none } .claims, .claims tbody { display: block }
   .claims tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line) }
+  .claims td:nth-child(2) { font-weight: 600 } .claims summary, .claims code { font-weight: 400 }
   .claims td { display: block; border: 0; padding: .1rem 0; max-width: none }
   .claims td[data-label]::before { content: attr(data-label) ": "; opacity: .7 }
 }
@@ -64,9 +66,12 @@ Graders, annotators and attackers are scripts.</p>
 <thead><tr><th>section</th><th>claim</th><th>report</th><th>here</th><th>scale</th><th>holds</th></tr></thead>
 <tbody>$claims</tbody></table></div>$notes
 <h2 id="stages">Stages and their digests</h2><div class="wide">$diagram</div>
-<h2 id="curves">Curves</h2><div class="many">$curves</div>
+<h2 id="curves">Curves</h2>
+<p>Captions have the losses of single steps, claims the mean of the last ten.</p>
+<div class="curves">$curves</div>
 <h2 id="samples">Samples</h2>$samples<div class="many">$pictures</div>
-<h2 id="time">Time and energy</h2><p>Energy is CPU time times $watts W for a busy core; the power was not measured.</p>
+<h2 id="time">Time and energy</h2><p>Energy is CPU time times $watts W for a busy core; the power was not measured.
+CPU time of training processes behind a launcher (<code>--processes</code>) is not counted.</p>
 <div class="wide"><table>
 <thead><tr><th>section</th><th>stage</th><th>result</th><th>time</th><th>CPU time</th><th>energy</th><th>digest</th>
 </tr></thead><tbody>$stages</tbody></table></div>
@@ -129,7 +134,7 @@ def _html(
 def _claim_row(claim: MeasuredClaim) -> str:
     text = f"{escape(claim.text)}<details><summary>command</summary><code>{escape(claim.command)}</code></details>"
     return (
-        f"<tr><td>{escape(claim.section)}</td><td>{text}</td>"
+        f"<tr><td data-label='section'>{escape(claim.section)}</td><td>{text}</td>"
         f"<td data-label='report'>{escape(claim.reported)}</td><td data-label='here'>{escape(claim.ours)}</td>"
         f"<td data-label='scale'>{escape(claim.scale)}</td>"
         f"<td data-label='holds' class='{_CLASSES[claim.holds]}'>{_WORDS[claim.holds]}</td></tr>"

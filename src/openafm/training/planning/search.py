@@ -49,7 +49,10 @@ def make_plan(
         raise PlanError(f"{chip.name} has no known rate in {workload.precision}; set it with --peak-flops")
     workload.check_images(model)
     if workload.row_tokens > model.context_length:
-        raise UsageError(f"rows of {workload.row_tokens} tokens do not fit the model's context of {model.context_length}")
+        raise UsageError(
+            f"rows of {workload.row_tokens} tokens do not fit the model's context of {model.context_length};"
+            f" set --row-tokens to {model.context_length} or less"
+        )
     if num_devices < 1 or slices < 1:
         raise MeshError(f"devices and slices must be at least 1, got {num_devices} and {slices}")
     if not axes.are_open:
