@@ -31,6 +31,11 @@ class RouterConfig(Config, ABC):
         """Return True if the loss has a gradient with respect to the router's logits; otherwise training refuses it."""
         return True
 
+    @property
+    def num_saved_logits(self) -> int:
+        """Return how many fp32 numbers of a token and expert the backward pass needs: logits and probabilities."""
+        return 2
+
     @abstractmethod
     def build(self, dim: int, num_experts: int) -> Router:
         """Return the router of a layer."""
@@ -49,6 +54,10 @@ class TopKRouterConfig(RouterConfig):
     @property
     def learns_from_loss(self) -> bool:
         return self.num_chosen > 1  # a softmax over one logit is 1
+
+    @property
+    def num_saved_logits(self) -> int:
+        return 2 if self.soft_cap is None else 3  # tanh keeps its result
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,8 +114,9 @@ class ExpertsConfig(FeedForwardConfig):
 
     def activation_bytes(self, dim: int, number_bytes: int) -> ActivationBytes:
         hidden, chosen = self.hidden_dim, self.router.num_chosen
-        # The router's logits, probabilities and log-sum-exp, for the choice and for the routing losses.
-        routed = MASTER_BYTES * (dim + 4 * self.num_experts + 2) + chosen * (3 * INDEX_BYTES + MASTER_BYTES + number_bytes)
+        # The router's input, logits, probabilities and log-sum-exp, for the choice and for the routing losses.
+        logits = self.router.num_saved_logits * self.num_experts
+        routed = MASTER_BYTES * (dim + logits + 2) + chosen * (3 * INDEX_BYTES + MASTER_BYTES + number_bytes)
         # The sorted input, the inside as in a dense feed-forward, the output before and after weighting.
         rows = chosen * number_bytes * (3 * dim + 4 * hidden)
         return ActivationBytes(saved=routed + rows, working=number_bytes * (dim + chosen * max(2 * dim, 2 * hidden - dim)))
