@@ -11,11 +11,15 @@ import torch
 from forked_processes import together
 from tiny_policies import tiny_policy_run
 
+from openafm.rl.batches import RowLengthError
+from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import RLConfig
 from openafm.rl.run import train_policy
+from openafm.rl.updater import ReplaySource
 from openafm.training.config import AdamWConfig
 from openafm.training.distributed.config import ParallelConfig
-from openafm.training.distributed.processes import Processes
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes, RemoteRankError
 from openafm.training.run import load_trained
 
 
@@ -40,3 +44,21 @@ def test_two_updaters_equal_one(tmp_path: Path, shard: int) -> None:
         torch.testing.assert_close(two[name], expected, atol=1e-6, rtol=0)
     for name in ("loss", "reward", "kl", "entropy", "gradient_norm", "trained", "generated"):
         assert last_line(tmp_path / "two")[name] == pytest.approx(last_line(tmp_path / "one")[name], abs=1e-5)
+
+
+def test_a_rank_without_its_batch_ends_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_policy_run(tmp_path)
+
+    def fail_on_rank_1(groups: object, objective: object, *, rank: int, **settings: object) -> None:
+        if rank:
+            raise RowLengthError("too long")
+
+    def read(processes: Processes) -> None:
+        parallelism = Parallelism(ParallelConfig(), config.trainer.model, processes)
+        source = ReplaySource(config, ReplayBuffer(tmp_path / "buffer", "0" * 64), None, None, parallelism)
+        with pytest.raises(RowLengthError if processes.rank else RemoteRankError):
+            next(source.batches(0))
+
+    monkeypatch.setattr(ReplaySource, "_read", lambda source, step: [])
+    monkeypatch.setattr("openafm.rl.updater.step_batch", fail_on_rank_1)
+    together(2, read)

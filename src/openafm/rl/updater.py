@@ -16,7 +16,7 @@ from openafm.core.files import room_for
 from openafm.core.progress import Progress
 from openafm.data.batch import Batch
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.rl.batches import StepFigures, step_batch
+from openafm.rl.batches import StepBatch, StepFigures, step_batch
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.collapse import CollapseWatch
 from openafm.rl.config import SAMPLES, RLConfig
@@ -76,21 +76,25 @@ class ReplaySource:
     def batches(self, start_step: int) -> Generator[Batch]:
         for step in itertools.count(start_step):
             self.groups = self._parallelism.processes.run_main_first(partial(self._read, step))
-            assembled = step_batch(
-                self.groups,
-                self._config.objective,
-                group_size=self._config.group_size,
-                step=step,
-                lag=self._config.lag,
-                row_tokens=self._config.trainer.data.row_tokens,
-                views=None if self._images is None else self._images.views,
-                is_rounded=self._config.generator_weights != "full",
-                rank=self._parallelism.data_rank,
-                world=self._parallelism.data_world,
-            )
+            # Images are read by the ranks that train on them; an error of one ends the collectives of all.
+            assembled = self._parallelism.processes.run_on_all(partial(self._assembled, step))
             self.figures = assembled.figures
             self._max_rows = max(self._parallelism.processes.all_gather(assembled.batch.num_rows))
             yield assembled.batch
+
+    def _assembled(self, step: int) -> StepBatch:
+        return step_batch(
+            self.groups,
+            self._config.objective,
+            group_size=self._config.group_size,
+            step=step,
+            lag=self._config.lag,
+            row_tokens=self._config.trainer.data.row_tokens,
+            views=None if self._images is None else self._images.views,
+            is_rounded=self._config.generator_weights != "full",
+            rank=self._parallelism.data_rank,
+            world=self._parallelism.data_world,
+        )
 
     def _read(self, step: int) -> list[Group]:
         """Return the groups of a step. Rank 0 waits for them; the other ranks are called once it has them."""

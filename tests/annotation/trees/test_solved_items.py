@@ -33,7 +33,7 @@ CASES: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "expected-row": ({"expect": [row("counters", id=" A", value=1)], "calls": [BROKEN]}, 1, "solved", ""),
     "no-expected-row": ({"expect": [row("counters", value=1)]}, 2, "not_solved", 'counters has no row with {"value": 1}'),
     "forbidden-row": ({"expect": [row("counters", "no row", id="a")]}, 1, "not_solved", "counters has a row"),
-    "row-as-json": ({"expect": [row("notes", on=True)]}, 0, "solved", ""),
+    "row-as-json": ({"expect": [row("notes", id="n", on=True)]}, 0, "solved", ""),
     "unknown-table": ({"expect": [row("lamps", on=True)]}, 0, "not_checkable", "the table 'lamps'"),
     "text": ({"answer": "1000"}, 0, "solved", ""),
     "missing-text": ({"outputs": ["1000", "euros"]}, 0, "not_solved", "no answer contains 'euros'"),

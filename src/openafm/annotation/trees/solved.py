@@ -152,14 +152,14 @@ def _has(row: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
 
 
 def _fields(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the columns of a row. Imported tasks keep theirs as JSON in one column (`task_copies`)."""
+    """Return the columns of a row. Imported tasks keep theirs as JSON in the column `data` (`task_copies`)."""
     if row.keys() != {"id", "data"}:
         return row
     try:
         data = json.loads(row["data"])
     except (TypeError, ValueError):
         return row
-    return data if isinstance(data, dict) else row
+    return {**row, **data} if isinstance(data, dict) else row
 
 
 def _comparable(value: Any) -> Any:
