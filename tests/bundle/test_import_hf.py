@@ -224,7 +224,7 @@ def test_unsupported_and_broken_configs_are_refused(name: str, copied: Path) -> 
         ("model.safetensors", "", "model.safetensors is empty"),
         ("model.safetensors.index.json", "{}", "not an index"),
         ("model.safetensors.index.json", '{"weight_map":{"a":"../x"}}', "outside its folder"),
-        ("tokenizer.json", None, "SentencePiece"),
+        ("tokenizer.json", None, "save the tokenizer with transformers.*SentencePiece"),
         ("tokenizer.json", '{"model": {"type": "Unigram"}, "added_tokens": []}', "Unigram"),
         ("chat_template.jinja", None, "no chat template"),
         ("chat_template.jinja", "{% for %}", "not Jinja"),
@@ -239,6 +239,12 @@ def test_an_incomplete_folder_is_refused(name: str, text: str | None, message: s
     if text is not None:
         (copied / name).write_bytes(text.encode(errors="surrogateescape"))
     refused(copied, message)
+
+
+def test_a_text_model_has_no_text_config(copied: Path, tmp_path: Path) -> None:
+    file = copied / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"text_config": []}))
+    assert not import_hugging_face(copied, tmp_path / "bundle").bundle.template.can_take_images
 
 
 def test_truncated_and_infinite_weights_are_refused(copied: Path) -> None:

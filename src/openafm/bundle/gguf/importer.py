@@ -77,10 +77,9 @@ def import_gguf(
     )
 
     def adjusted(numerics: Numerics) -> Numerics:
-        keeps = weights == "int8" and all(each.source.type.name == "Q8_0" for each in _matrices(tensors))
-        return (
-            replace(numerics, weights="int8_group32", exceptions=()) if keeps else numerics
-        )  # the same groups: values stay
+        if weights != "int8" or any(each.source.type.name != "Q8_0" for each in _matrices(tensors)):
+            return numerics
+        return replace(numerics, weights="int8_group32", exceptions=())  # the same groups: values stay
 
     bundle = write_import(place, model, compute=compute, conversion=conversion, adjusted=adjusted, on_part=on_part)
     return ImportReport(bundle=bundle, notes=notes)

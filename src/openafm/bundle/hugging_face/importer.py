@@ -102,7 +102,9 @@ def _image_notes(config: DecoderConfig) -> tuple[str, ...]:
 def _tokenizer(folder: Path) -> ImportedTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise HuggingFaceError(f"{file} is missing; save the tokenizer with transformers, which converts a tokenizer.model")
+        raise HuggingFaceError(
+            f"{file} is missing; save the tokenizer with transformers, which converts a tokenizer.model of SentencePiece"
+        )
     try:
         return read_imported_tokenizer(read_document(file).decode())
     except (TokenizerError, UnicodeDecodeError) as error:
