@@ -127,6 +127,16 @@ def test_each_matrix_may_have_its_own_format(
     assert found.largest_margin < 2 * LARGEST_MARGIN
 
 
+def test_codes_of_keys_alone_multiply_rounded_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    keys = MatrixNumerics(prefix="layers.0.attention.keys_values.key", weights="int8_per_row")
+    mixed = replace(NATIVE, weights="bfloat16", embedding="bfloat16", exceptions=(keys,))
+    monkeypatch.setattr(writing, "numerics_of", lambda *_: mixed)
+    bundle = imported(tmp_path, "llama, llama3 rotary", "int4")
+    found = compare_choices(TorchEngine.open(bundle), NativeEngine(bundle, num_threads=1), texts(bundle, 1, 50))
+    assert found.share >= 0.98
+
+
 LAYER = LayerConfig(
     attention=AttentionConfig(
         num_heads=2, head_dim=16, keys_values=OwnKeysValuesConfig(num_heads=1), position=RotaryConfig(), qk_norm=None

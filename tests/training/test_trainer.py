@@ -11,7 +11,7 @@ import torch
 from tiny_runs import tiny_run, write_corpus
 
 from openafm.data.batch import Batch
-from openafm.data.loader import LoaderConfig
+from openafm.data.loader import Loader, LoaderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.spans import EmbeddingSpan
 from openafm.training.config import (
@@ -26,6 +26,7 @@ from openafm.training.config import (
 )
 from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import Losses, NextToken, ScheduledObjective
+from openafm.training.observers import Observer
 from openafm.training.schedules import Constant
 from openafm.training.trainer import NonFiniteError, Trainer
 
@@ -91,6 +92,24 @@ def test_the_learning_rate_follows_the_schedule(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, num_steps=4, schedule=Constant(warmup_fraction=0.5)))
     rates = [trainer.update(trainer.source.batch(step)).learning_rate for step in range(4)]
     assert rates == pytest.approx([1.5e-3, 3e-3, 3e-3, 3e-3])
+
+
+@pytest.mark.parametrize("fails_together", [False, True])
+def test_a_stop_waits_for_a_batch_only_if_one_rank_may_fail_to_read_it(
+    fails_together: bool, corpus: LoaderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, read = trainer_of(tiny_run(corpus)), list[int]()
+    load = Loader.batch
+    monkeypatch.setattr(Loader, "batch", lambda loader, step: read.append(step) or load(loader, step))
+    monkeypatch.setattr(Loader, "fails_together", fails_together)
+    monkeypatch.setattr(trainer.state.parallelism, "world", 2)
+    trainer.run([Stopping()])
+    assert trainer.state.step == 0
+    assert (read == []) == fails_together
+
+
+class Stopping(Observer):
+    requests_stop = True
 
 
 class Recording(ScheduledObjective):

@@ -160,6 +160,11 @@ class BatchSource(Protocol):
         """Return the largest number of rows that any rank reads in a step."""
         ...
 
+    @property
+    def fails_together(self) -> bool:
+        """Return True if all ranks raise when one of them cannot read its batch."""
+        ...
+
     def batches(self, start_step: int) -> Generator[Batch]:
         """Yield this rank's batches from `start_step` on, without end. Closing the generator frees its resources."""
         ...

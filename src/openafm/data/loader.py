@@ -200,6 +200,10 @@ class Loader:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
+    def fails_together(self) -> bool:
+        return False
+
+    @property
     def max_rows(self) -> int:
         """Return the largest number of rows that any rank reads in a step."""
         return -(-self.config.rows_per_step // self.world)

@@ -70,6 +70,10 @@ class ReplaySource:
         return self._config.data_digest
 
     @property
+    def fails_together(self) -> bool:
+        return True
+
+    @property
     def max_rows(self) -> int:
         return self._max_rows
 

@@ -75,7 +75,8 @@ class Trainer:
             self._evaluate(evaluator, events)
         saved_step = state.step
         # Several ranks combine their requests after they have read: a rank that cannot read then ends all of them.
-        reads_first = state.parallelism.world > 1
+        # Answers of a policy, which take long and fail on all ranks, are not waited for before a checkpoint or a stop.
+        reads_first = state.parallelism.world > 1 and not self.source.fails_together
         with closing(self.source.batches(state.step)) as batches:
             while True:
                 is_last = state.step >= state.num_steps

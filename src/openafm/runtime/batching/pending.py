@@ -129,7 +129,6 @@ class StepRequest:
         thread: the thread that made the request.
         turn: requests with lower numbers are computed first.
         is_inline: computed in the thread of the caller that waits for it.
-        is_over: computed or failed.
         is_abandoned: the caller no longer waits for the result.
         is_taken: the result was requested.
         is_holding: no other request can use the sequences.
@@ -142,7 +141,6 @@ class StepRequest:
     thread: int = field(default_factory=threading.get_ident)
     turn: int = field(default_factory=lambda: next(_turns))
     is_inline: bool = False
-    is_over: bool = False
     is_abandoned: bool = False
     is_taken: bool = False
     is_holding: bool = False
@@ -155,8 +153,7 @@ class StepRequest:
 
     def end(self) -> None:
         """Wake the caller that waits for the end. Idempotent; called with the scheduler's lock."""
-        if not self.is_over:
-            self.is_over = True
+        if self._latch.locked():  # a later call may find the caller holding it
             self._latch.release()
 
     def wait(self) -> None:

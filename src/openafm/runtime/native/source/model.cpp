@@ -100,7 +100,8 @@ OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &c
         const int layer = (int)own_layers.size();
         own_layers.push_back(l.source == layer ? num_own_layers++ : own_layers[l.source]);
         has_track_norms |= l.track_norm != nullptr;
-        has_integers |= is_integer(l.query) || is_integer(l.output);
+        for (const OaMatrix *matrix : {&l.query, &l.key, &l.value, &l.output})
+            has_integers |= matrix->codes && is_integer(*matrix);  // null: it reads keys and values of another layer
         for (int i = 0; i < (l.num_experts ? l.num_experts : 1); i++)
             for (const OaMatrix *matrix : {&l.feed_forwards[i].gate, &l.feed_forwards[i].up, &l.feed_forwards[i].down})
                 has_integers |= is_integer(*matrix);
