@@ -67,6 +67,25 @@ def test_chips_without_memory_for_the_run_have_a_reason() -> None:
     assert "GiB more than" in found[0].reason
 
 
+def test_a_run_that_fails_before_each_checkpoint_has_a_reason() -> None:
+    (found,) = study(
+        named_size("on_device.base"),
+        num_devices=64,
+        slices=1,
+        workload=Workload(),
+        assumptions=Assumptions(mtbf_hours=0.5),
+        chips=["tpu-v5p"],
+    )
+    assert isinstance(found, Impossible)
+    assert found.reason.startswith("the run fails every 28.1 s, and a restart with the steps to the next checkpoint takes")
+
+
+@pytest.mark.parametrize("tokens", [float("nan"), float("inf"), 0.0])
+def test_amounts_are_finite_and_above_0(tokens: float) -> None:
+    with pytest.raises(UsageError, match="must be above 0, and finite"):
+        Assumptions(tokens=tokens)
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "goodput.png"
     assert run([*FULL, "--price", "h100=2", "--plot", str(plot), "--json"]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ STUDY_CHIPS = ("tpu-v5p", "h100", "h200", "b200", "mi300x")
 HOUR, DAY = 3600.0, 86400.0
 _PLOTTED = 25  # intervals, from a tenth to ten times the best
 SIMULATED_RUNS = 16
+_LEAST_SHARE = 0.01  # probability of a restart and an interval without a failure; below it, simulations hardly end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +46,8 @@ class Assumptions:
         if not 0 < self.efficiency <= 1:
             raise UsageError(f"the efficiency is a share above 0 and at most 1, got {self.efficiency}")
         amounts = (self.tokens, self.mtbf_hours, self.save_seconds, self.restart_seconds, *self.prices.values())
-        if any(amount is not None and amount <= 0 for amount in amounts):
-            raise UsageError("tokens, hours between failures, seconds and prices of a study must be above 0")
+        if not all(amount is None or 0 < amount < math.inf for amount in amounts):
+            raise UsageError("tokens, hours between failures, seconds and prices of a study must be above 0, and finite")
         for name in self.prices:
             named_chip(name)
 
@@ -140,18 +142,27 @@ def study(
         chip = named_chip(name)
         try:
             plan = make_plan(model, num_devices=num_devices, chip=chip, workload=workload, axes=Axes(), slices=slices)
+            found.append(studied_run(plan, assumptions))
         except PlanError as error:
             found.append(Impossible(chip=name, reason=str(error)))
-            continue
-        found.append(studied_run(plan, assumptions))
     return found
 
 
 def studied_run(plan: Plan, assumptions: Assumptions) -> StudiedRun:
-    """Return the run of a plan with failures, with checkpoints at Daly's best interval."""
+    """Return the run of a plan with failures, with checkpoints at Daly's best interval.
+
+    Raises:
+        PlanError: failures follow each other so fast that the run hardly advances.
+    """
     hours = assumptions.mtbf_hours or plan.chip.mtbf_hours
     between = hours * HOUR / plan.shape.world
     failures = Failures(between=between, save=assumptions.save_seconds, restart=assumptions.restart_seconds)
+    needed = failures.restart + failures.best_interval + failures.save
+    if math.exp(-needed / between) < _LEAST_SHARE:
+        raise PlanError(
+            f"the run fails every {between:.3g} s, and a restart with the steps to the next checkpoint takes {needed:.3g} s;"
+            " use fewer devices, a shorter restart or devices that fail less often"
+        )
     work = assumptions.tokens / plan.tokens_per_step * plan.step_seconds / assumptions.efficiency
     simulated = simulate(failures, work, failures.best_interval, SIMULATED_RUNS, assumptions.seed)
     return StudiedRun(plan=plan, assumptions=assumptions, failures=failures, simulated=simulated)
