@@ -12,15 +12,17 @@ from test_rl_runs import check_equal
 from tiny_bundles import write_wide_bundle
 from tiny_policies import tiny_policy_run, write_prompts
 
-from openafm.bundle import open_bundle
+from openafm.bundle import open_bundle, write_bundle
 from openafm.core.config import ConfigError
+from openafm.models.sizes import named_size
 from openafm.rl.batches import step_batch
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import RLConfig
-from openafm.rl.engines import RoundedPolicyError
+from openafm.rl.engines import RoundedPolicyError, check_rounding
 from openafm.rl.reference import reference_log_probs
 from openafm.rl.run import train_policy
 from openafm.runtime.engines.selection import open_engine
+from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.checkpoints.record import AnotherRunError
 from openafm.training.objectives.policy_config import RLOOConfig
 
@@ -74,3 +76,15 @@ def test_policies_that_cannot_be_rounded_are_errors_before_the_run(tmp_path: Pat
         replace(config, trainer=unweighted, generator_weights="int8")
     with pytest.raises(ConfigError, match="use engine fastest"):
         replace(config, engine="torch", generator_weights="int8")
+
+
+def test_policies_with_tracks_are_refused_without_advice_about_formats(tmp_path: Path) -> None:
+    config = rounded_run(tmp_path, "int8")
+    tokenizer = open_bundle(tmp_path / "bundle").tokenizer
+    decoder = replace(named_size("server.micro"), vocab_size=tokenizer.vocab_size).build()
+    tensors = {name: tensor.numpy() for name, tensor in decoder.state_dict().items()}
+    server = write_bundle(
+        tmp_path / "server", config=decoder.config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors
+    )
+    with pytest.raises(RoundedPolicyError, match="policy: it has parallel tracks or mixtures of experts; use"):
+        check_rounding(config, server)

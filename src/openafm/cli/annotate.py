@@ -165,7 +165,7 @@ def simulate(
     else:
         print_text(
             f"{project}: {counted(done.items, 'item')}, {counted(done.corrections, 'correction')}\n"
-            "next: openafm annotate export"
+            f"next: openafm annotate export --project {project} --to sft"
         )
 
 

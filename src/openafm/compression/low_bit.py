@@ -101,7 +101,7 @@ def layer_linears(decoder: Decoder) -> dict[str, Linear]:
     Raises:
         UncompressibleModelError: the layers have stacks of matrices, those of tracks or experts.
     """
-    check_single_matrices(decoder.config, "use ASTC without calibration: --format astc --set calibration=null")
+    check_single_matrices(decoder.config, "use ASTC without calibration: --format astc --no-calibration")
     return {
         name: module for name, module in decoder.named_modules() if isinstance(module, Linear) and name.startswith("layers.")
     }

@@ -87,5 +87,7 @@ def _why_not(config: RLConfig, bundle: Bundle) -> str | None:
         return reason
     try:
         return unsupported(with_numerics(bundle, native_numerics(bundle.config, config.generator_weights)))
-    except (CompressionError, UncompressibleModelError) as error:
+    except UncompressibleModelError:
+        return "it has parallel tracks or mixtures of experts"
+    except CompressionError as error:
         return str(error)

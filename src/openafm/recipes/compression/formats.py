@@ -88,7 +88,7 @@ class CompressionConfig(Config, ABC):
         """
         from openafm.compression.low_bit import check_single_matrices
 
-        check_single_matrices(model, "use ASTC without calibration: --format astc --set calibration=null")
+        check_single_matrices(model, "use ASTC without calibration: --format astc --no-calibration")
 
 
 @dataclass(frozen=True, kw_only=True)
