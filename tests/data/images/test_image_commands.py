@@ -36,7 +36,7 @@ def test_pack_and_report(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert run([*pack, "--mode", "rapid", "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["parts"] == [{"part": "train", "documents": 2, "tokens": 34, "images": 2}]
-    assert "left out 1 documents" in printed.err
+    assert "left out 1 document " in printed.err
     assert open_shards(tmp_path / "out").document(0, 0).source == "pairs/alt/pair"
     assert run([*pack, "--append"]) == 2
     assert "for texts" in capsys.readouterr().err

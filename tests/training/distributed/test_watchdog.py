@@ -47,7 +47,7 @@ def train_in_child(config: TrainerConfig, output: Path, stderr: Path) -> int:
 
 
 def hang_at_the_start(config: TrainerConfig, output: Path) -> TrainingResult:
-    run._check = lambda config: NEVER.wait()  # type: ignore[assignment, misc]
+    run._check = lambda config, ranks: NEVER.wait()  # type: ignore[assignment, misc]
     return train(config, output)
 
 
