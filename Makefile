@@ -9,13 +9,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 run: .venv/installed-run
 	$(BIN)/openafm quickstart
 
-# The report from data to use: about 90 minutes; SIZE=tiny takes 20 and shows no effect. Repeat it to continue.
+# The report from data to use: 75 to 90 minutes; SIZE=tiny takes 20 and shows no effect. Repeat it to continue.
 SIZE ?= micro
 reproduce: .venv/installed-test
 	$(BIN)/openafm reproduce --size $(SIZE)
 
 test: .venv/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not long and not slow and not gpu"
 
 test-all: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not gpu"

@@ -83,6 +83,7 @@ def run(page: Page) -> None:
     page.wait_for_selector("[data-action=stop][disabled]")
 
 
+@pytest.mark.long
 def test_an_annotator_corrects_a_step_and_marks_the_item(page: Page) -> None:
     open_item(page, "cheapest-berlin")
     assert "Lisbon to Berlin" in page.input_value("[name=query]")
@@ -143,6 +144,7 @@ def test_the_keyboard_is_enough(page: Page) -> None:
     page.keyboard.press("Escape")
 
 
+@pytest.mark.long
 def test_a_wrong_edit_stays_open_with_its_message(page: Page) -> None:
     open_item(page, "hotel-paris")
     run(page)

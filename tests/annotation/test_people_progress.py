@@ -118,6 +118,7 @@ def test_progress_of_grading(grading: JudgmentStore) -> None:
     assert (dict(ana.errors), ana.flagged, ana.agreement) == ({"format": 2}, 2, 1.0)
 
 
+@pytest.mark.long
 def test_progress_on_the_command_line(grading: JudgmentStore, tmp_path: Path) -> None:
     folder = str(grading.project.folder)
     reply = CliRunner().invoke(app, ["grade", "progress", folder, "--json"])

@@ -27,6 +27,7 @@ def source() -> Bundle:
     return write_source(bundle_place("tiny"), context_length=2048)
 
 
+@pytest.mark.long
 def test_compress_then_report_as_json(
     source: Bundle, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

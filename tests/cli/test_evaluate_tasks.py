@@ -130,6 +130,7 @@ def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compare" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_answers_are_judged(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"id": str(number), "prompt": "the cat", "language": "de"} for number in range(2)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -138,6 +138,7 @@ def test_the_seed_of_the_rotation_is_kept() -> None:
     assert (matrices[0].blocks != matrices[1].blocks).any()
 
 
+@pytest.mark.long
 def test_processes_give_the_same_blocks() -> None:
     weight, config = weights(3, 200, 200), AstcConfig(num_candidates=1)
     done: list[int] = []
@@ -155,6 +156,7 @@ class KilledJob:
         raise AssertionError
 
 
+@pytest.mark.long
 def test_a_killed_worker_is_reported() -> None:
     with pytest.raises(CompressionError, match="fewer workers"):
         list(run([KilledJob()] * 8, num_workers=2))

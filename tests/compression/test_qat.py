@@ -143,6 +143,7 @@ def test_activations_are_rounded_after_the_configured_fraction_of_the_run() -> N
         assert not torch.equal(decoder(tokens_BS), before)
 
 
+@pytest.mark.long
 def test_training_lowers_the_loss() -> None:
     for config in (WHOLE, CONFIGS["whole, rows"]):
         decoder, tokens_BS = simulated(config), tiny_models.tokens(32)

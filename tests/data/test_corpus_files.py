@@ -29,6 +29,7 @@ def test_texts_that_are_missing_are_counted() -> None:
     assert all(found.startswith(f"{language}/") for language in LANGUAGES for found in shortfalls(language))
 
 
+@pytest.mark.long
 def test_every_language_has_texts() -> None:
     for language in LANGUAGES:
         frames = frames_of(language, "train")

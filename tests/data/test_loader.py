@@ -93,6 +93,7 @@ def check_batch(loader: Loader, step: int, ends: set[int], seen: Counter[int], t
         assert not padding.any()
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows_per_step=st.integers(1, 9), world=st.integers(1, 9), step=st.integers(0, 10_000))
 def test_ranks_interleave_to_the_global_order(tmp_path: Path, rows_per_step: int, world: int, step: int) -> None:

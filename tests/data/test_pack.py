@@ -333,6 +333,7 @@ pack_path(Path(sys.argv[1]), Path(sys.argv[2]), Tokenizer.load(Path(sys.argv[3])
 """
 
 
+@pytest.mark.long
 def test_a_killed_pack_continues_after_its_last_shard(tmp_path: Path, tokenizer: Tokenizer) -> None:
     turns = [{"role": "user", "content": "Sum?"}, {"role": "assistant", "content": "Ten."}]
     lines: list[dict[str, object]] = [{"text": f"line {n} " * (n % 7)} for n in range(200)]

@@ -51,6 +51,7 @@ def of(task: str, language: str, count: int, split: str = "train") -> list[Conve
     return list(generate(config, count))
 
 
+@pytest.mark.long
 def test_the_same_index_gives_the_same_example_in_another_process() -> None:
     config = SyntheticConfig(seed=3, split="held_out", languages={"en": 1, "de": 1})
     here = hashlib.sha256("".join(compact_json(c.to_dict()) for c in generate(config, 300)).encode()).hexdigest()

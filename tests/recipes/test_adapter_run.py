@@ -61,6 +61,7 @@ def run(tmp_path: Path, folder: str = "run", **changes: Any) -> AdapterRunResult
     return train_adapter(adapter_run(open_bundle(base), data, evaluation, values), tmp_path / folder, "colors")
 
 
+@pytest.mark.long
 def test_training_lowers_the_loss_of_answers(tmp_path: Path) -> None:
     result = run(tmp_path)
     assert len(result.eval_losses) == 3
@@ -89,6 +90,7 @@ def _loss(base: Bundle, adapter: Any) -> float:
     return float(np.mean(losses))
 
 
+@pytest.mark.long
 def test_an_epoch_reads_every_conversation_once_and_masks_the_prompts(tmp_path: Path) -> None:
     result = run(tmp_path, batch_size=2)
     shards = open_shards(tmp_path / "run" / "data" / "train")

@@ -106,6 +106,7 @@ def check_compressed(made: Bundle, source: Bundle, result: CompressResult, most:
         assert text in made.card()
 
 
+@pytest.mark.long
 def test_an_astc_bundle_is_signed_and_close_to_its_source(astc: Compressed) -> None:
     check_compressed(open_bundle("with"), astc.source, astc.results["with"], 0.35)
     assert files(astc.source) == astc.files
@@ -150,6 +151,7 @@ def test_the_literal_recipe_takes_no_calibration(source: Bundle) -> None:
     assert error(open_bundle("literal"), source) < 0.9
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("astc")
 def test_a_recovery_adapter_starts_from_the_singular_vectors(tmp_path: Path) -> None:
     corpus = {"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 40}
@@ -204,6 +206,7 @@ def test_unknown_formats_and_options() -> None:
         override(compression_config("astc"), {"calibration.corpus.split": "held_out"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("format", "changes", "expected"),
     [
@@ -275,6 +278,7 @@ def test_parallel_encoding_gives_the_same_bundle(source: Bundle) -> None:
     assert one.padding_bits_per_weight > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("format", "most"), [("int4", 0.3), ("int8", 0.05)])
 def test_groups_give_bundles_for_the_native_engine(format: str, most: float, home: Path) -> None:
     source = write_source(bundle_place("wide"), hidden_dim=96)

@@ -78,6 +78,7 @@ def scores(**by_task: tuple[float, float]) -> HeldOutScores:
     )
 
 
+@pytest.mark.long
 def test_a_report_on_an_uncompressed_and_two_compressed_bundles(bundles: list[Bundle]) -> None:
     report = compression_report(["tiny", bundles[1].path, "tiny-astc"], num_examples=1).to_dict()
     assert report["num_examples"] == 1

@@ -158,6 +158,7 @@ def test_report_sizes_take_rows_of_65536(model: str) -> None:
         replace(trainer, data=replace(trainer.data, row_tokens=65_537))
 
 
+@pytest.mark.long
 def test_a_step_on_a_row_of_65536(tmp_path: Path) -> None:
     """Local layers attend to their window only; the global layer at the end runs for the positions that carry loss."""
 

@@ -114,6 +114,7 @@ def test_every_answer_gives_a_question_with_schema_and_tools() -> None:
     assert [question.tools for question in (call, text, schema)] == [(WEATHER,)] * 3
 
 
+@pytest.mark.long
 def test_reported_passes_equal_the_steps_taken(target: Bundle) -> None:
     answerer, drafter = Answerer(target), Drafter(Answerer(target).engine, length=DraftLengthConfig(cost=0.2))
     asked = list(questions(CALLING))

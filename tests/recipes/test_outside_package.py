@@ -191,6 +191,7 @@ def test_kinds_of_an_outside_package_train_and_are_read_in_fresh_processes(folde
         assert "damaged" not in refused.stderr
 
 
+@pytest.mark.long
 def test_kinds_of_one_file_keep_the_command_line_free_of_torch(folder: Path) -> None:
     script = (
         "import sys; from openafm.core.registry import load_plugins; import outside.recipe\n"

@@ -111,6 +111,7 @@ def test_an_absent_file_of_an_option_is_named(tmp_path: Path, option: str, messa
         read_data(chats(tmp_path / "chat.jsonl", 3), **{option: tmp_path / "absent"})
 
 
+@pytest.mark.long
 def test_later_stages_inherit_the_data_of_their_start(
     tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def test_samples_of_training_and_held_out_documents_are_disjoint(tmp_path: Path,
     assert not parts[0] & parts[1]
 
 
+@pytest.mark.long
 def test_packed_shards_and_a_tokenizer_of_the_user(tmp_path: Path, base: Bundle) -> None:
     folder = texts(tmp_path / "notes", ("a.jsonl",))
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=328), ["a b c d e f g h a b c d"] * 20)
@@ -241,6 +243,7 @@ def test_a_new_vocabulary_fits_model_and_text(tmp_path: Path, capsys: pytest.Cap
     assert "no evaluation: fewer than 50 documents" in notes
 
 
+@pytest.mark.long
 def test_languages_come_from_file_names_and_untagged_documents_are_reported(
     tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:

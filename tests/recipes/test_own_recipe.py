@@ -34,6 +34,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_run_records_the_kinds_and_their_plugin(trained: Path) -> None:
     run = json.loads((trained / "runs" / "my_recipe.counting" / "run.json").read_text())
     assert run["plugins"] == [str(FILE)]
@@ -59,6 +60,7 @@ def test_a_new_process_reads_the_results_with_the_plugin(trained: Path, command:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_config_of_a_run_is_a_recipe(trained: Path) -> None:
     record = trained / "runs" / "my_recipe.counting" / "run.json"
     without = openafm(trained, "train", "--config", str(record))

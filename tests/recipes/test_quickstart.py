@@ -64,6 +64,7 @@ def test_the_event_of_the_quickstart_is_the_event_of_the_corpus() -> None:
     assert Event.generation_schema().to_dict() == EVENT_SCHEMA  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 def test_quickstart_prints_one_json_object_and_the_second_run_reuses(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assert run(["quickstart", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

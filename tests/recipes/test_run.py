@@ -106,6 +106,7 @@ def test_unknown_key() -> None:
         prepare_run("on_device.pretrain", "micro", changes={"trainer.optimiser.learning_rate": "1"})
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_to_the_same_bundle(tmp_path: Path) -> None:
     """After SIGKILL at the first checkpoint the same command gives the same signature."""
     steps = {"trainer.budget": '{"type": "StepBudget", "num_steps": 40}', "trainer.checkpoint": '{"every_steps": 5}'}

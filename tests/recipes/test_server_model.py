@@ -59,6 +59,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(1024, size=count).tolist()
 
 
+@pytest.mark.long
 def test_the_engine_equals_the_trained_decoder(trained: Bundle) -> None:
     assert trained.config == named_size("server.micro")
     engine, decoder = open_engine(trained), load_decoder(trained)

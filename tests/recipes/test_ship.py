@@ -115,6 +115,7 @@ def test_training_writes_a_bundle_with_card_and_figures(tmp_path: Path, capsys: 
     assert str(tmp_path) not in card + (tmp_path / "nano.json").read_text(), "no path of this machine"
 
 
+@pytest.mark.long
 def test_reported_bits_equal_file_sizes(assembled: list[str], home: Path) -> None:
     results = json.loads((home / "first" / "nano.json").read_text())
     bundle = open_bundle(home / "first" / "nano")

@@ -40,6 +40,7 @@ def test_math_keeps_answers_that_equal_the_truth(tmp_path: Path) -> None:
     assert [message["content"] for message in line["messages"]] == ["What is 1 plus 1?", "The answer is 2."]
 
 
+@pytest.mark.long
 def test_answers_are_compared_by_value() -> None:
     assert is_correct(r"So \boxed{\frac{1}{2}}", {"answer": "0.5"})
     assert not is_correct("Answer: 3", {"answer": "0.5"})
@@ -47,6 +48,7 @@ def test_answers_are_compared_by_value() -> None:
         is_correct("x", {})
 
 
+@pytest.mark.long
 def test_the_command_counts_what_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

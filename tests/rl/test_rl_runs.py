@@ -67,6 +67,7 @@ def test_a_policy_learns_and_every_sample_is_counted(tmp_path: Path) -> None:
     assert samples[0].keys() >= {"step", "prompt", "text", "reward", "terms"}
 
 
+@pytest.mark.long
 def test_lag_0_with_generators_is_bit_equal_to_the_synchronous_loop(tmp_path: Path) -> None:
     config = tiny_policy_run(tmp_path)
     train_policy(config, tmp_path / "synchronous")

@@ -61,6 +61,7 @@ def test_seeds_are_divided_by_act() -> None:
     assert not {(t.locale, t.group) for t in first} & {(t.locale, t.group) for t in second}
 
 
+@pytest.mark.long
 def test_a_model_learns_and_is_saved(folder: Path) -> None:
     guardrail = ModelGuardrail.open(folder, locale="de")
     assert isinstance(guardrail, HoldingGuardrail)
@@ -97,6 +98,7 @@ def test_recall_at_a_fixed_share_of_false_refusals() -> None:
     assert at_2["all"].interval is not None
 
 
+@pytest.mark.long
 def test_thresholds_by_locale(folder: Path) -> None:
     thresholds = Thresholds(
         default=Threshold(value=0.5, n=100, is_default=True), by_locale={"de": Threshold(value=0.3, n=60, is_default=False)}

@@ -225,6 +225,7 @@ def test_large_bodies_are_refused_before_they_are_read(locked: str, key: str) ->
     assert b"413" in streamed.splitlines()[0]
 
 
+@pytest.mark.long
 def test_slow_clients_are_disconnected(locked: str, key: str) -> None:
     started = time.monotonic()
     assert exchange(locked, b"GET /health HTTP/1.1\r\nHost: a\r\nX: ") == b""

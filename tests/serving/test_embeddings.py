@@ -52,6 +52,7 @@ def test_the_openai_client_reads_embeddings(client: openai.OpenAI) -> None:
     assert reply.usage.prompt_tokens > again.usage.prompt_tokens > 5
 
 
+@pytest.mark.long
 def test_ollamas_routes_give_the_same(url: str) -> None:
     new = http.post(f"{url}/api/embed", json={"model": "nano", "input": ["one", "two"]}).json()
     old = http.post(f"{url}/api/embeddings", json={"model": "nano", "prompt": "two"}).json()

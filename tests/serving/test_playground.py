@@ -62,6 +62,7 @@ def shot(page: Page, name: str) -> None:
         page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
 
 
+@pytest.mark.long
 def test_an_answer_streams_and_counts_tokens(page: Page) -> None:
     page.fill("#settings [name=instructions]", "You answer briefly.")
     ask(page, "Write one sentence about the sea.")
@@ -165,6 +166,7 @@ def test_errors_are_shown(page: Page) -> None:
     page.locator("#settings-error", has_text="schema:").wait_for()
 
 
+@pytest.mark.long
 def test_partial_json_is_read_at_every_cut(page: Page) -> None:
     text = '{"a": [1, -2.5e3, {"b\\u00e9\\"": "x\\\\y"}], "c": null, "d": true, "e": ""}'
     values = page.evaluate(

@@ -72,6 +72,7 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.long
 def test_python_tools_run_after_a_confirmation(page: Page) -> None:
     calls: list[str] = []
     page.on("request", lambda request: calls.append(request.url) if request.url.endswith("tools/call") else None)

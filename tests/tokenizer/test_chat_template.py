@@ -116,6 +116,7 @@ def test_texts_cannot_imitate_turns(tokenizer: Tokenizer, turns: tuple[Turn, ...
     assert tokens.count(special.tool_definition) == len(turns[0].tools)  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @given(turns=conversations)
 def test_answers_and_their_ends_carry_loss(tokenizer: Tokenizer, turns: tuple[Turn, ...]) -> None:
     for turn in turns:
@@ -129,6 +130,7 @@ def test_answers_and_their_ends_carry_loss(tokenizer: Tokenizer, turns: tuple[Tu
             assert not any(encoded.loss_mask)
 
 
+@pytest.mark.long
 @given(turn=assistant_turns)
 def test_answers_are_parsed_back(tokenizer: Tokenizer, turn: AssistantTurn) -> None:
     tokens = TEMPLATE.encode_turn(tokenizer, turn).tokens

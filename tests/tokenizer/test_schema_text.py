@@ -114,6 +114,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.long
 @given(value=json_values)
 def test_compact_json_is_json_without_spaces(value: Any) -> None:
     text = compact_json(value)

@@ -57,6 +57,7 @@ def compressed_bundle(path: Path, recovery: RecoveryAdapter | None = None) -> st
     return str(path)
 
 
+@pytest.mark.long
 def test_a_killed_qat_run_resumes_bit_identically(tmp_path: Path, corpus: LoaderConfig) -> None:
     config = tiny_run(corpus, num_steps=12, qat=QAT, precision=BFloat16Config(), ema=EMAConfig(decay=0.9))
     train(config, tmp_path / "undisturbed")
@@ -70,6 +71,7 @@ def test_a_killed_qat_run_resumes_bit_identically(tmp_path: Path, corpus: Loader
     assert final_bytes(tmp_path / "killed") == final_bytes(tmp_path / "undisturbed")
 
 
+@pytest.mark.long
 def test_qat_learns_its_clips_and_packs_to_an_equal_model(tmp_path: Path, corpus: LoaderConfig) -> None:
     config = tiny_run(corpus, num_steps=30, qat=QAT, ema=EMAConfig(decay=0.9))
     start = fresh_state(config, "cpu").model.state_dict()
@@ -109,6 +111,7 @@ def base_weights(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if ".lora." not in name}
 
 
+@pytest.mark.long
 def test_an_adapter_learns_over_a_frozen_2_bit_base_and_resumes(tmp_path: Path, corpus: LoaderConfig) -> None:
     base = compressed_bundle(tmp_path / "base")
     config = adapter_run(corpus, base)
@@ -150,6 +153,7 @@ def test_the_adapter_of_a_bundle_is_trained_further(tmp_path: Path, corpus: Load
             fresh_state(replace(config, from_bundle=carried, adapter=other), "cpu")
 
 
+@pytest.mark.long
 def test_a_larger_adapter_starts_equal_to_that_of_the_bundle(tmp_path: Path, corpus: LoaderConfig) -> None:
     """Rank padded, another alpha: the same function at the start, and every new row can learn."""
     config = LoRAConfig(rank=4, precision="float32")

@@ -67,6 +67,7 @@ def _measure(config: TrainerConfig, folder: Path, processes: Processes) -> None:
     (folder / f"{processes.rank}.json").write_text(json.dumps(grown))
 
 
+@pytest.mark.long
 def test_a_process_needs_memory_for_its_part(tmp_path: Path) -> None:
     model = shared_kv_decoder(
         vocab_size=97,

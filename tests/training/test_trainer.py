@@ -130,6 +130,7 @@ def test_a_scheduled_objective_gets_the_progress_of_the_run(corpus: LoaderConfig
     assert trainer.objective.seen == [0.0, 0.25, 0.5, 0.75]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", [Float32Config(), BFloat16Config()], ids=["fp32", "bf16"])
 def test_the_loss_falls(corpus: LoaderConfig, precision: PrecisionConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, num_steps=40, precision=precision, optimizer=AdamWConfig(learning_rate=0.02)))

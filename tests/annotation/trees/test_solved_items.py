@@ -40,6 +40,7 @@ CASES: dict[str, tuple[dict[str, Any], int, str, str]] = {
 }
 
 
+@pytest.mark.long
 def test_items_are_compared_with_what_their_scenarios_expect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "counters"
     write_counters(folder)

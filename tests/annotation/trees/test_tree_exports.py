@@ -98,6 +98,7 @@ def test_undone_attempts_are_no_preferences(travel: Project, tools: tuple[TreeSt
     assert not [line for line in lines_of(tmp_path / "preferences.jsonl") if "Hello!" in line["chosen"]["content"]]
 
 
+@pytest.mark.long
 def test_a_stem_that_does_not_replay_is_left_out(tmp_path: Path) -> None:
     project = write_counters(tmp_path / "counters")
     with open_store(project, tmp_path / "items.sqlite") as (store, pool):

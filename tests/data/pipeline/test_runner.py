@@ -96,6 +96,7 @@ def test_documents_come_back_as_they_were_written(config: PipelineConfig, tmp_pa
     assert (document.opt_out, document.metadata, document.media[0].alt) == ("noai", {"status": "200"}, "Bild")
 
 
+@pytest.mark.long
 @settings(max_examples=2)
 @given(data=st.data())
 def test_output_is_identical_for_any_number_of_workers_order_and_file_names(
@@ -136,6 +137,7 @@ def _pinned(made: Page) -> bytes:
     return _PINNED.setdefault(made.url, capture_bytes(Capture(page=made)))
 
 
+@pytest.mark.long
 def test_poison_documents_cost_themselves_only(config: PipelineConfig, tmp_path: Path, write_warc: Write) -> None:
     good = [page(f"good{i}", f"good text {i}") for i in range(4)]
     poison = {
@@ -152,12 +154,14 @@ def test_poison_documents_cost_themselves_only(config: PipelineConfig, tmp_path:
     assert manifest.num_kept == 4
 
 
+@pytest.mark.long
 def test_a_stage_that_fails_on_most_documents_is_reported(config: PipelineConfig, tmp_path: Path, write_warc: Write) -> None:
     pages = [page(f"bad{i}", "RECURSE") for i in range(30)]
     with pytest.raises(QuarantineError, match=r"failed on 30 of 30 documents \(error 30\)"):
         run_pipeline(config, [write_warc("a.warc.gz", pages)], tmp_path / "corpus")
 
 
+@pytest.mark.long
 def test_large_files_are_divided_into_shards_without_loss(config: PipelineConfig, tmp_path: Path, write_warc: Write) -> None:
     blobs = [os.urandom(60_000).hex() for _ in range(24)]
     path = write_warc("a.warc.gz", [page(f"p{i}", f"text {i} {blob}") for i, blob in enumerate(blobs)])
@@ -169,6 +173,7 @@ def test_large_files_are_divided_into_shards_without_loss(config: PipelineConfig
     assert parts.num_in == whole.num_in == 24
 
 
+@pytest.mark.long
 def test_finished_shards_are_not_computed_again(config: PipelineConfig, tmp_path: Path, write_warc: Write) -> None:
     one, two = write_warc("1.warc.gz", [page("1", "text one")]), write_warc("2.warc.gz", [page("2", "text two")])
     corpus = tmp_path / "corpus"
@@ -182,6 +187,7 @@ def test_finished_shards_are_not_computed_again(config: PipelineConfig, tmp_path
     assert run_pipeline(changed, [one, two], corpus).num_kept == 0  # another config has other keys
 
 
+@pytest.mark.long
 def test_a_killed_run_continues(tmp_path: Path, write_warc: Write, config: PipelineConfig) -> None:
     paths = [write_warc(f"{f}.warc.gz", [page(f"{f}-{i}", f"text {f} {i}") for i in range(100)]) for f in range(4)]
     expected = run_pipeline(config, paths, tmp_path / "expected")
@@ -208,6 +214,7 @@ def test_a_killed_run_continues(tmp_path: Path, write_warc: Write, config: Pipel
     assert all(path.stat().st_mtime_ns == changed for path, changed in finished.items() if path.name != "manifest.json")
 
 
+@pytest.mark.long
 def test_a_warc_that_is_cut_keeps_what_is_before(config: PipelineConfig, tmp_path: Path, write_warc: Write) -> None:
     path = write_warc("a.warc.gz", [page(f"p{i}", f"some text {i} {os.urandom(300).hex()}") for i in range(5)])
     path.write_bytes(path.read_bytes()[:-200])
@@ -235,6 +242,7 @@ def test_wrong_input_is_refused_before_anything_is_written(
         read_manifest(corpus)
 
 
+@pytest.mark.long
 def test_parquet_with_another_schema_is_refused(config: PipelineConfig, tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -253,6 +261,7 @@ def test_parquet_with_another_schema_is_refused(config: PipelineConfig, tmp_path
         run_pipeline(documents, [path], tmp_path / "corpus")
 
 
+@pytest.mark.long
 def test_a_full_disk_is_reported_and_leaves_no_half_result(
     config: PipelineConfig, tmp_path: Path, write_warc: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text))
 
 
+@pytest.mark.long
 @needs_browser
 def test_text_of_each_kind_of_script_is_in_the_dom(running: Running) -> None:
     site = SiteConfig(
@@ -219,6 +220,7 @@ def test_private_addresses_are_refused_unless_allowed(listener: tuple[int, list[
     assert len(seen) == 1
 
 
+@pytest.mark.long
 @needs_browser
 def test_a_page_that_hangs_or_crashes_costs_itself_only(running: Running) -> None:
     with pytest.raises(RenderError, match="not rendered after 3 s") as caught:

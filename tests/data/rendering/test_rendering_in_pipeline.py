@@ -42,6 +42,7 @@ def documents_of(corpus: Path) -> dict[str, WebDocument]:
     return {each.url.rpartition("/")[2]: each for file in files for each in read_documents(file)}
 
 
+@pytest.mark.long
 def test_pages_are_rendered_from_their_own_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         check_installation(RenderConfig())
@@ -56,6 +57,7 @@ def test_pages_are_rendered_from_their_own_archive(tmp_path: Path, capsys: pytes
     assert "A built page." in documents["built"].text
 
 
+@pytest.mark.long
 def test_without_chromium_a_note_is_given_and_static_pages_are_extracted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

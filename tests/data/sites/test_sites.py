@@ -137,6 +137,7 @@ def test_wrong_configs_are_refused(change: dict[str, object], message: str) -> N
         SiteConfig(**change)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_figures_have_pictures_of_their_own() -> None:
     config = SiteConfig(seed=4, num_pages=40, languages=("en", "ja"), pictures=True, script_share=0.0, charset_share=0.0)
     site = config.build()

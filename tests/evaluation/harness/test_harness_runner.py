@@ -99,6 +99,7 @@ run_tasks(RecordedAnswerer(slow), {{"sums": SumConfig(count=200)}}, out, out / "
 """
 
 
+@pytest.mark.long
 def test_a_killed_run_continues(tmp_path: Path) -> None:
     paths = [str(Path(__file__).parent), *sys.path]
     code = KILLED.format(paths=paths, out=str(tmp_path))
@@ -245,6 +246,7 @@ def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path, cache: OutputCach
     assert not samples["short"].error
 
 
+@pytest.mark.long
 def test_a_model_that_never_stops_is_cut(tmp_path: Path) -> None:
     answerer = ModelAnswerer(fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny").path))
     output = answerer.answer(Prompt(text="the cat", max_tokens=4096), lambda: False)

@@ -24,6 +24,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.long
 def test_random_types_under_random_logits_are_valid(benchmark: Any) -> None:
     tally = benchmark.Tally()
     figures = benchmark.run(benchmark.Setting(cases=12, vocab_size=1_024, seed=77), tally)

@@ -116,6 +116,7 @@ CHOICES = st.lists(ROWS, min_size=1, max_size=3).map(lambda rows: f"({'|'.join(r
 REGEXES = st.lists(ROWS | CHOICES | CHOICES.map(lambda group: group + "{1,2}"), min_size=1, max_size=2).map("".join)
 
 
+@pytest.mark.long
 @given(REGEXES, st.data())
 def test_rewritten_patterns_accept_the_same_strings(regex: str, data: st.DataObject) -> None:
     pattern = common_pattern(regex)

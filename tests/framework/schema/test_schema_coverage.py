@@ -28,6 +28,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
             del sys.modules[name]
 
 
+@pytest.mark.long
 def test_types_and_tools_compile_and_constrain(benchmark: Any) -> None:
     figures = benchmark.run(benchmark.Setting(cases=30, vocab_size=1_024, num_languages=0, seed=31))
     assert figures["problems"] == []

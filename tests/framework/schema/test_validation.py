@@ -156,6 +156,7 @@ def test_backtracking_patterns_take_linear_time() -> None:
     assert time.process_time() - started < 1
 
 
+@pytest.mark.long
 def test_excessive_work_is_a_decoding_failure() -> None:
     schema = WireSchema({"properties": {"a": {"items": {"enum": [[[n]] for n in range(1_000)]}}}})
     started = time.process_time()

@@ -321,6 +321,7 @@ def test_cancelling_a_slow_stream_frees_the_session(slow_model: fm.SystemLanguag
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_a_draft_model_changes_steps_but_not_answers(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
     other = write_tiny_bundle(tmp_path / "draft", seed=1)
     drafts = [model.described().path, other.path]

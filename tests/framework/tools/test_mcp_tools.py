@@ -347,6 +347,7 @@ def test_served_tools_round_trip() -> None:
         assert model.requests[1].turns[0].text == "42"  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 def test_a_process_that_serves_tools() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); from openafm.tools import main; main(sys.argv[2:])"
     command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), "mcp_sample:tools"]

@@ -444,6 +444,7 @@ def test_invalid_tools_raise() -> None:
             return str(x)
 
 
+@pytest.mark.long
 def test_random_weights_make_only_valid_calls(model: fm.SystemLanguageModel) -> None:
     seen: list[Any] = []
 

@@ -330,6 +330,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
     return Transcript(entries)
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(transcripts())
 def test_any_transcript_survives_a_file(transcript: Transcript) -> None:

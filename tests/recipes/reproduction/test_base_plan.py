@@ -22,6 +22,7 @@ def planned() -> dict[str, PlannedStage]:
     return {one.stage.recipe: one for one in plan_base("tpu-v5p", {"tpu-v5p": 2.0})}
 
 
+@pytest.mark.long
 def test_every_training_is_a_recipe_and_fits(planned: dict[str, PlannedStage]) -> None:
     assert set(planned) <= {recipe.name for recipe in RECIPES}
     for one in planned.values():

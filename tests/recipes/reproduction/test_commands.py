@@ -30,6 +30,7 @@ WITNESS = Command(
 )
 
 
+@pytest.mark.long
 def test_a_server_runs_while_later_commands_use_its_address(tmp_path: Path) -> None:
     stage = Stage(name="logged", section="1", title="t", commands=(LOG, SERVER, WITNESS))
     before = _children(os.getpid())  # of other tests
@@ -42,6 +43,7 @@ def test_a_server_runs_while_later_commands_use_its_address(tmp_path: Path) -> N
     assert set(_children(os.getpid())) <= set(before)  # the server has ended
 
 
+@pytest.mark.long
 def test_finished_commands_of_a_failed_stage_are_kept(tmp_path: Path) -> None:
     entry = Command(name="entry", words=("private", "log", "add", "{here}/log", "{here}/release.json", "--json"))
     stage = Stage(name="logged", section="1", title="t", commands=(LOG, entry))

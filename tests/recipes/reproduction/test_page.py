@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from openafm.core.executors import LocalConfig
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
 from openafm.data.drawing.generators import generator_config
@@ -65,6 +67,7 @@ def test_energy_follows_from_cpu_time() -> None:
     )
 
 
+@pytest.mark.long
 def test_pictures_are_in_the_file_and_a_damaged_corpus_is_reported(tmp_path: Path) -> None:
     config = DrawingConfig(generators=(generator_config("signs"),), languages=("en",), count=1)
     draw_corpus(config, tmp_path / "images" / "drawn", LocalConfig(num_workers=1))

@@ -39,6 +39,7 @@ def outcomes(results: list[StageResult]) -> dict[str, StageState]:
     return {result.name: result.state for result in results}
 
 
+@pytest.mark.long
 def test_done_stages_are_kept_and_failures_stop_what_needs_them(tmp_path: Path) -> None:
     lines: list[str] = []
     results = run_stages((GOOD, BAD, AFTER, ABSENT), tmp_path, "tiny", (), lines.append)
@@ -59,6 +60,7 @@ def test_done_stages_are_kept_and_failures_stop_what_needs_them(tmp_path: Path) 
     assert again[0].figures == by_name["good"].figures
 
 
+@pytest.mark.long
 def test_a_changed_stage_and_those_that_need_it_are_done_again(tmp_path: Path) -> None:
     second = replace(GOOD, name="second", needs=("good",))
     run_stages((GOOD, second), tmp_path, "tiny", (), lambda _: None)
@@ -117,6 +119,7 @@ def resolved(command: Any, words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
+@pytest.mark.long
 def test_claims_and_page_come_from_the_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report's own figures of its architecture are measured on its own sizes, so they hold at any size."""
     out = tmp_path / "run"

@@ -153,6 +153,7 @@ def test_only_opening_an_engine_imports_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.long
 def test_few_tokens_at_once_are_bit_identical_to_one_by_one() -> None:
     """In the numerics of the shipped model, whose roundings would amplify a difference in the last bit."""
     path = shipped_bundle()

@@ -115,6 +115,7 @@ def alone(bundle: Bundle) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", ["greedy", "seeded"])
 def test_processes_that_share_tracks_choose_the_tokens_of_one(
     sampling: str, alone: dict[str, Any], together: list[dict[str, Any]]

@@ -45,6 +45,7 @@ def logits(engine: Engine, tokens: list[int], chunk: int) -> NDArray[np.float32]
     return found
 
 
+@pytest.mark.long
 def test_choices_match_torch_on_the_shipped_model() -> None:
     torch.set_num_threads(1)
     found = compare_choices(TorchEngine.open(shipped()), NativeEngine(shipped(), num_threads=1), texts())

@@ -273,6 +273,7 @@ stepped.wait()
 """
 
 
+@pytest.mark.long
 def test_a_process_may_end_during_a_step() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     subprocess.run([sys.executable, "-c", ENDING], check=True, env=environment, timeout=120)

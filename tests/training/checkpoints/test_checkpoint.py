@@ -254,6 +254,7 @@ print("step:", snapshot.record.step)
 """
 
 
+@pytest.mark.long
 def test_a_full_disk_is_a_typed_error_and_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     """On a real file system of its own, large enough for one checkpoint and not for two."""
     disk = tmp_path / "disk"

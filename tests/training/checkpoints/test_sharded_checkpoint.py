@@ -94,6 +94,7 @@ def _job(folder: Path, saved: str | None = None, source: str | None = None, **ax
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["four", "two"])
 def test_the_same_layout_resumes_bit_identically(losses: dict[str, Any], layout: str) -> None:
     """They continued to train while the checkpoint was written."""

@@ -85,6 +85,7 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_a_hanging_run_ends_with_its_stacks_and_resumes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     output = tmp_path / "run"
@@ -127,6 +128,7 @@ def test_the_start_and_long_work_have_a_longer_timeout(tmp_path: Path) -> None:
     assert "made no progress for" in (tmp_path / "hang.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_suspended_process_is_not_ended(tmp_path: Path) -> None:
     process = start(SLOW, str(tmp_path / "hang.txt"), "works")
     assert process.stdout is not None

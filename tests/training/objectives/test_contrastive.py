@@ -60,6 +60,7 @@ def test_shares_of_the_pairs_add_up_to_all() -> None:
     torch.testing.assert_close(sum(signs), sigmoid_loss(images, texts, scale, bias, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", [ContrastiveConfig(), SigmoidContrastiveConfig()], ids=["softmax", "sigmoid"])
 def test_pairs_are_learned(config: ContrastiveConfig) -> None:
     torch.manual_seed(0)

@@ -50,6 +50,7 @@ def plain_losses(student: Decoder, batch: Batch, num_tokens: int | None) -> tupl
     return kl, ce, equal
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None)
 @given(batch=batches())
 @pytest.mark.parametrize("hard_weight", [0.0, 0.3])

@@ -67,6 +67,7 @@ def plain_loss(decoder: Decoder, batch: Batch) -> Tensor:
     return total
 
 
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(batches())
 def test_loss_and_gradients_equal_the_plain_computation(batch: Batch) -> None:

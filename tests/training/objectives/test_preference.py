@@ -157,6 +157,7 @@ def test_checkpoints_of_reward_models_are_read_without_the_recipes() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "0.5\n"
 
 
+@pytest.mark.long
 def test_a_run_learns_which_answers_are_better(tmp_path: Path) -> None:
     """Answers with high tokens are better; grades follow. Held-out answers are ordered right."""
     rng = np.random.default_rng(0)

@@ -53,6 +53,7 @@ def test_the_status_shows_only_known_values() -> None:
     assert meter.status(2.0) == "loss 2.000, goodput 75 %"
 
 
+@pytest.mark.long
 def test_a_run_with_experts_logs_and_draws_their_loads(tmp_path: Path) -> None:
     model = parallel_track_decoder(
         vocab_size=VOCAB_SIZE,

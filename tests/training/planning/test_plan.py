@@ -54,6 +54,7 @@ def test_the_report_s_devices_hold_the_server_model() -> None:
     assert "layouts that fit" in plan.why
 
 
+@pytest.mark.long
 @settings(max_examples=10, deadline=None)
 @given(
     size=st.sampled_from(["server.full", "server.nano", "on_device.base"]),

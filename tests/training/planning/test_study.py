@@ -86,6 +86,7 @@ def test_amounts_are_finite_and_above_0(tokens: float) -> None:
         Assumptions(tokens=tokens)
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "goodput.png"
     assert run([*FULL, "--price", "h100=2", "--plot", str(plot), "--json"]) == 0

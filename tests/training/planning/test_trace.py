@@ -48,6 +48,7 @@ def traced(plan: Plan, axis: str, kind: str, trace: StepTrace) -> int:
     return sum(found.count for found in trace.collectives if (found.axis, found.kind) == (axis, kind))
 
 
+@pytest.mark.long
 def test_rows_are_divided_inside_a_slice() -> None:
     """Windows get the end of the previous part, other layers whole rows; the planned bytes are near the traced."""
     plan = planned(Axes(context=2, shard=2, expert=1, track=4), activation_checkpointing=ActivationCheckpointingConfig())
@@ -69,6 +70,7 @@ def divided() -> tuple[Plan, StepTrace]:
     return plan, trace_step(plan)
 
 
+@pytest.mark.long
 def test_only_data_parallelism_crosses_slices(divided: tuple[Plan, StepTrace]) -> None:
     """The report's claim (4.3), on the program itself."""
     _, trace = divided
@@ -91,6 +93,7 @@ def test_collectives_are_those_of_the_plan(divided: tuple[Plan, StepTrace]) -> N
     assert traced(plan, "shard", "reduce-scatter", trace) == planned_calls["shard", "reduce-scatter"]
 
 
+@pytest.mark.long
 def test_layers_are_gathered_in_the_precision(divided: tuple[Plan, StepTrace]) -> None:
     plan, trace = divided
     (gathered,) = [c for c in trace.collectives if (c.axis, c.kind) == ("shard", "all-gather")]
@@ -118,6 +121,7 @@ def test_the_planned_memory_is_near_the_traced(axes: Axes, work: dict[str, objec
     assert plan.memory.peak == pytest.approx(trace.peak, rel=0.15)
 
 
+@pytest.mark.long
 def test_a_traced_plan_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--devices", "1", "--row-tokens", "64", "--rows-per-step", "1", "--trace", "--json"]
     assert run(["plan", "on_device.nano", *options]) == 0
