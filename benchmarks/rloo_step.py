@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -37,7 +37,7 @@ from openafm.rl.config import replay_data
 from openafm.rl.decoding import GroupDecoder, GroupRequest
 from openafm.rl.generator import sample_seed, with_reference
 from openafm.rl.prompts import RLPrompt
-from openafm.rl.trajectories import Group, Score, Trajectory
+from openafm.rl.trajectories import Group, Score
 from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.conversation import Conversation, UserTurn
 from openafm.training.budgets import StepBudget
@@ -122,20 +122,7 @@ class Ours:
         ]
         groups = []
         for group in self._decoder.decode(requests, max_rows=GROUP_SIZE * NUM_PROMPTS):
-            trajectories = [
-                Trajectory(
-                    sample=each.sample,
-                    score=Score(reward=reward(each.sample.text)),
-                    group=group.request.number,
-                    index=index,
-                    prompt_tokens=group.prompt_tokens,
-                    tokens_N=each.tokens_N,
-                    loss_mask_N=each.loss_mask_N,
-                    log_probs_N=each.log_probs_N,
-                    versions_N=each.versions_N,
-                )
-                for index, each in enumerate(group.samples)
-            ]
+            trajectories = [replace(each, score=Score(reward=reward(each.sample.text))) for each in group.trajectories()]
             scored = tuple(with_reference(trajectories, self._reference, self._objective))
             groups.append(Group(number=group.request.number, trajectories=scored, tokenizer=""))
         assert all(len(each.tokens_N) == self._case.num_tokens for group in groups for each in group.trajectories)

@@ -40,7 +40,6 @@ from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
 from openafm.rl.environments.corpus import CorpusPromptsConfig
 from openafm.rl.generator import sample_seed
 from openafm.rl.reference import reference_log_probs
-from openafm.rl.trajectories import Score, Trajectory
 from openafm.runtime.native.engine import NativeEngine
 from openafm.training.objectives.policy_config import RLOOConfig
 
@@ -89,21 +88,7 @@ def ratios(groups: list[DecodedGroup], reference: NativeEngine, objective: RLOOC
     """Return log pi - log pi_sampling of the chosen tokens of each sample."""
     found = []
     for group in groups:
-        trajectories = [
-            Trajectory(
-                sample=each.sample,
-                score=Score(reward=0.0),
-                group=group.request.number,
-                index=index,
-                prompt_tokens=group.prompt_tokens,
-                tokens_N=each.tokens_N,
-                loss_mask_N=each.loss_mask_N,
-                log_probs_N=each.log_probs_N,
-                versions_N=each.versions_N,
-                support_NV=each.support_NV,
-            )
-            for index, each in enumerate(group.samples)
-        ]
+        trajectories = group.trajectories()
         exact = reference_log_probs(reference, trajectories, objective)
         pairs = zip(trajectories, exact, strict=True)
         found += [(log_probs - each.log_probs_N)[each.loss_mask_N] for each, log_probs in pairs]

@@ -14,6 +14,7 @@ from sentences import SENTENCES
 from openafm.tokenizer.sentence_piece_form import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, sentence_piece_form
 
 Kind = Literal["bpe", "unigram"]
+Style = Literal["llama", "metaspace", "gemma", "unigram"]
 
 NAMES = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
@@ -58,7 +59,7 @@ def _kind(trained: sentencepiece.SentencePieceProcessor, id: int) -> int:
     return USER_DEFINED if trained.id_to_piece(id) == "\n\n" else NORMAL
 
 
-def form(style: Literal["llama", "metaspace", "gemma", "unigram"]) -> dict[str, Any]:
+def form(style: Style) -> dict[str, Any]:
     """Return a `tokenizer.json` as published with Llama 2, later Mistral models, Gemma, and with Unigram models."""
     if style == "unigram":
         written = sentence_piece_form(pieces("unigram"), prepend_scheme="never")
@@ -74,7 +75,7 @@ def form(style: Literal["llama", "metaspace", "gemma", "unigram"]) -> dict[str, 
     return written
 
 
-def text(style: Literal["llama", "metaspace", "gemma", "unigram"]) -> str:
+def text(style: Style) -> str:
     return json.dumps(form(style))
 
 

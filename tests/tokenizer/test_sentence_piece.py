@@ -22,8 +22,8 @@ from openafm.tokenizer.sentence_piece import SentencePieceTokenizer, byte_piece
 from openafm.tokenizer.sentence_piece_form import NORMAL, Piece, sentence_piece_form
 from openafm.tokenizer.template import encode_parts
 
-STYLES = ("llama", "metaspace", "gemma", "unigram")
-TOKENIZERS = {style: SentencePieceTokenizer(sentence_pieces.text(style)) for style in STYLES}  # type: ignore[arg-type]
+STYLES: tuple[sentence_pieces.Style, ...] = ("llama", "metaspace", "gemma", "unigram")
+TOKENIZERS = {style: SentencePieceTokenizer(sentence_pieces.text(style)) for style in STYLES}
 TEXT = st.characters(codec="utf-8")
 TEXTS = sentence_pieces.texts(5000)
 NAMES = re.compile(r"</?s>|<unk>|<0x..>")

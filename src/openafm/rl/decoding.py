@@ -19,7 +19,7 @@ import numpy.typing as npt
 from openafm.rl.images import PromptImages
 from openafm.rl.prompt_sources import Environment
 from openafm.rl.prompts import RLPrompt
-from openafm.rl.trajectories import FinishReason, Sample
+from openafm.rl.trajectories import FinishReason, Sample, Score, Trajectory
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
 from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.row_sampling import sample_rows
@@ -73,6 +73,25 @@ class DecodedGroup:
     samples: tuple[DecodedSample, ...]
     error: str = ""
     images: tuple[ImageSpan, ...] = ()
+
+    def trajectories(self) -> list[Trajectory]:
+        """Return the samples as trajectories, with rewards of 0."""
+        return [
+            Trajectory(
+                sample=each.sample,
+                score=Score(reward=0.0),
+                group=self.request.number,
+                index=index,
+                prompt_tokens=self.prompt_tokens,
+                tokens_N=each.tokens_N,
+                loss_mask_N=each.loss_mask_N,
+                log_probs_N=each.log_probs_N,
+                versions_N=each.versions_N,
+                support_NV=each.support_NV,
+                images=self.images,
+            )
+            for index, each in enumerate(self.samples)
+        ]
 
 
 class GroupDecoder:

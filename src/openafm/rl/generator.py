@@ -128,22 +128,7 @@ class TrajectoryGenerator:
 
     def _trajectories(self, group: DecodedGroup) -> list[Trajectory]:
         """Return the samples of a group with the log-probabilities of the reference, without rewards."""
-        trajectories = [
-            Trajectory(
-                sample=each.sample,
-                score=Score(reward=0.0),
-                group=group.request.number,
-                index=index,
-                prompt_tokens=group.prompt_tokens,
-                tokens_N=each.tokens_N,
-                loss_mask_N=each.loss_mask_N,
-                log_probs_N=each.log_probs_N,
-                versions_N=each.versions_N,
-                support_NV=each.support_NV,
-                images=group.images,
-            )
-            for index, each in enumerate(group.samples)
-        ]
+        trajectories = group.trajectories()
         if self._reference is None or not trajectories:
             return trajectories
         return with_reference(trajectories, self._reference, self._config.objective, self._images.views)

@@ -12,7 +12,7 @@ from tiny_bundles import write_wide_bundle
 from openafm.bundle import Bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.grouped import FORMATS
-from openafm.compression.native_numerics import native_numerics
+from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.runtime.native.engine import NativeEngine
 
@@ -48,9 +48,11 @@ def compressed(path: Path, bundle: Bundle, numerics: Numerics, tensors: dict[str
     )
 
 
-@pytest.mark.parametrize("format", ["int8", "int4", "int8_per_row"])
-def test_rounded_engines_compute_what_a_compressed_bundle_does(tmp_path: Path, bundle: Bundle, format: str) -> None:
-    numerics = PER_ROW if format == "int8_per_row" else native_numerics(bundle.config, format)  # type: ignore[arg-type]
+@pytest.mark.parametrize("format", ["int8", "int4", None])
+def test_rounded_engines_compute_what_a_compressed_bundle_does(
+    tmp_path: Path, bundle: Bundle, format: Weights | None
+) -> None:
+    numerics = PER_ROW if format is None else native_numerics(bundle.config, format)
     engine = NativeEngine(bundle, num_threads=1, numerics=numerics)
     before = {name: np.array(tensor) for name, tensor in bundle.tensors().items()}
     start = compressed(tmp_path / "start", bundle, numerics, before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_runs import tiny_run, write_corpus
@@ -21,11 +22,11 @@ from openafm.training.planning.fit import DeviceMemoryError, check_memory, plann
 from openafm.training.run import train
 
 
-def run_of(size: str, rows: int, row_tokens: int, **changes: object) -> TrainerConfig:
+def run_of(size: str, rows: int, row_tokens: int, **changes: Any) -> TrainerConfig:
     data = LoaderConfig(sources=(SourceConfig(name="text", path="text"),), rows_per_step=rows, row_tokens=row_tokens)
     budget = StepBudget(num_steps=1)
     config = TrainerConfig(model=named_size(size), data=data, budget=budget, precision=BFloat16Config())
-    return replace(config, **changes)  # type: ignore[arg-type]
+    return replace(config, **changes)
 
 
 def peak(config: TrainerConfig, processes: int, changes: dict[str, str]) -> int:
