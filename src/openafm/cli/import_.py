@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -64,15 +65,7 @@ def hf(
 
     place = _place(name or path.resolve().name, force)
     conversion = _conversion(weights, compute, method, calibration)
-    with progress("import", 1) if conversion is not None else nullcontext() as bar:
-        report = import_hugging_face(
-            path,
-            place,
-            compute=compute.value,
-            conversion=conversion,
-            on_part=lambda done, total: bar.update(done / total, f"part {done} of {total}") if bar else None,
-        )
-    _print_report(report, json)
+    _print_report(_imported(import_hugging_face, path, place, compute, conversion), json)
 
 
 @app.command()
@@ -91,15 +84,21 @@ def gguf(
 
     place = _place(name or file.resolve().stem, force)
     conversion = _conversion(weights, compute, method, calibration)
+    _print_report(_imported(import_gguf, file, place, compute, conversion), json)
+
+
+def _imported(
+    importer: Callable[..., ImportReport], source: Path, place: Path, compute: Compute, conversion: Conversion | None
+) -> ImportReport:
+    """Run an importer, with progress where it converts weights."""
     with progress("import", 1) if conversion is not None else nullcontext() as bar:
-        report = import_gguf(
-            file,
+        return importer(
+            source,
             place,
             compute=compute.value,
             conversion=conversion,
             on_part=lambda done, total: bar.update(done / total, f"part {done} of {total}") if bar else None,
         )
-    _print_report(report, json)
 
 
 def _place(name: str, force: bool) -> Path:
