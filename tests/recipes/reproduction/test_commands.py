@@ -16,7 +16,8 @@ import pytest
 from openafm.core.files import OutOfSpaceError, folder_lock
 from openafm.recipes.reproduction import results as results_module
 from openafm.recipes.reproduction import runner
-from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands, _children
+from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands
+from openafm.recipes.reproduction.cpu_time import children
 from openafm.recipes.reproduction.requirements import missing_parts
 from openafm.recipes.reproduction.results import StageState, read_results
 from openafm.recipes.reproduction.runner import run_stages
@@ -33,14 +34,14 @@ WITNESS = Command(
 @pytest.mark.long
 def test_a_server_runs_while_later_commands_use_its_address(tmp_path: Path) -> None:
     stage = Stage(name="logged", section="1", title="t", commands=(LOG, SERVER, WITNESS))
-    before = _children(os.getpid())  # of other tests
+    before = children(os.getpid())  # of other tests
     (result,) = run_stages((stage,), tmp_path, "tiny", (), lambda _: None)
     assert result.reason == ""
     assert result.figures["witness"]["key"].startswith("c.example/d+")
     assert set(result.command_seconds) == {"log", "witness"}
     port = int(result.figures["server"]["url"].rpartition(":")[2])
     assert port > 0
-    assert set(_children(os.getpid())) <= set(before)  # the server has ended
+    assert set(children(os.getpid())) <= set(before)  # the server has ended
 
 
 @pytest.mark.long
@@ -109,11 +110,11 @@ def test_children_end_with_a_killed_parent_and_the_folder_is_free(tmp_path: Path
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
     part = tmp_path / "logged" / "outputs" / "server.json.part"
     wait_for(lambda: part.is_file() and part.read_bytes() != b"")
-    children = _children(parent.pid)
-    assert len(children) == 2
+    processes = children(parent.pid)
+    assert len(processes) == 2
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in children))
+    wait_for(lambda: not any(Path(f"/proc/{child}/cmdline").exists() for child in processes))
     with folder_lock(tmp_path):
         assert json.loads(part.read_bytes())["url"]
 

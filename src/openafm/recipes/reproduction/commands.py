@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from openafm.core.files import read_document, write_json
+from openafm.recipes.reproduction.cpu_time import children
 from openafm.recipes.reproduction.stage import Command
 
 LOG, OUTPUTS = "log.txt", "outputs"
@@ -170,16 +171,8 @@ def _kill_a_rank(process: subprocess.Popen[bytes], run: Path) -> None:
     if not Path("/proc/self/task").exists():
         return
     while process.poll() is None:
-        ranks = [rank for child in _children(process.pid) for rank in _children(child)]
+        ranks = [rank for child in children(process.pid) for rank in children(child)]
         if len(ranks) > 1 and any((run / "checkpoints").glob("step-*")):
             os.kill(ranks[-1], signal.SIGKILL)
             return
         time.sleep(_POLL_SECONDS)
-
-
-def _children(process: int) -> list[int]:
-    try:
-        threads = list(Path(f"/proc/{process}/task").iterdir())
-        return sorted(int(child) for thread in threads for child in (thread / "children").read_text().split())
-    except OSError:  # it has ended
-        return []

@@ -70,8 +70,7 @@ Graders, annotators and attackers are scripts.</p>
 <p>Captions have the losses of single steps, claims the mean of the last ten.</p>
 <div class="curves">$curves</div>
 <h2 id="samples">Samples</h2>$samples<div class="many">$pictures</div>
-<h2 id="time">Time and energy</h2><p>Energy is CPU time times $watts W for a busy core; the power was not measured.
-CPU time of training processes behind a launcher (<code>--processes</code>) is not counted.</p>
+<h2 id="time">Time and energy</h2><p>Energy is CPU time times $watts W for a busy core; the power was not measured.</p>
 <div class="wide"><table>
 <thead><tr><th>section</th><th>stage</th><th>result</th><th>time</th><th>CPU time</th><th>energy</th><th>digest</th>
 </tr></thead><tbody>$stages</tbody></table></div>

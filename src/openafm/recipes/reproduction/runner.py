@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import resource
 import shutil
 import socket
 import time
@@ -21,6 +20,7 @@ from openafm import __version__
 from openafm.core.errors import UsageError
 from openafm.core.files import OutOfSpaceError, folder_lock, read_document, write_json
 from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands
+from openafm.recipes.reproduction.cpu_time import ChildTime
 from openafm.recipes.reproduction.forecast import Forecast
 from openafm.recipes.reproduction.requirements import missing_parts
 from openafm.recipes.reproduction.results import (
@@ -158,10 +158,11 @@ def _run(stage: Stage, digest: str, folder: Path) -> StageResult:
     for name, text in stage.files:
         (here / name).write_text(text, encoding="utf-8")
     places = {path.name: str(path) for path in folder.iterdir() if path.is_dir()} | {"here": str(here)}
-    started, cpu_before = time.monotonic(), _cpu_of_children()
+    started = time.monotonic()
     notes: list[str] = []
     reason = ""
     with (
+        ChildTime() as child_time,
         _site(here) if stage.serves_site else contextlib.nullcontext("") as site,
         StageCommands(here, folder / "home", {**places, "site": site}) as commands,
     ):
@@ -179,7 +180,7 @@ def _run(stage: Stage, digest: str, folder: Path) -> StageResult:
         state=StageState.FAILED if reason else StageState.DONE,
         figures=commands.figures,
         seconds=round(time.monotonic() - started, 1),
-        cpu_seconds=round(_cpu_of_children() - cpu_before, 1),
+        cpu_seconds=round(child_time.seconds, 1),
         reason=reason,
         notes=tuple(notes),
         command_seconds=commands.seconds,
@@ -202,11 +203,6 @@ def _site(here: Path) -> Iterator[str]:
             path.write_text(str(free.getsockname()[1]))
     with serve(generate_site(SiteConfig(num_pages=_SITE_PAGES)), port=int(path.read_text())) as server:
         yield f"{server.url}/"
-
-
-def _cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _line(title: str, result: StageResult) -> str:
