@@ -22,7 +22,7 @@ MICRO_TASKS = {"event": 0.9, "lookup": 0.05, "label": 0.02, "form": 0.02, "taggi
 MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
 NANO_TASKS = {"event": 0.25, "tool": 0.25, "form": 0.2, "label": 0.2, "lookup": 0.05, "tagging": 0.03, "arithmetic": 0.02}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
-NATURAL_SHARE = 0.15  # of requests that people wrote, where their folder is given
+NATURAL_SHARE = 0.25  # of requests that people wrote, where their folder is given
 NANO_COPIES = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
 
 MATH_TASKS = {"arithmetic": 1.0}
@@ -44,12 +44,12 @@ def micro_corpus(learn: Learn, num_examples: int) -> SyntheticCorpusConfig:
     return SyntheticCorpusConfig(name="built_in", learn=learn, synthetic=synthetic, num_examples=num_examples)
 
 
-def nano_corpora() -> tuple[SyntheticCorpusConfig, ...]:
-    """Return the training and the held-out corpus of the nano model."""
+def nano_corpora(learn: Learn = "answers") -> tuple[SyntheticCorpusConfig, ...]:
+    """Return the training and the held-out corpus of the nano model. Held-out losses are those of answers."""
     train = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, natural_share=NATURAL_SHARE)
     held_out = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, split="held_out")
     return (
-        SyntheticCorpusConfig(name="built_in", learn="answers", synthetic=train, num_examples=400_000),
+        SyntheticCorpusConfig(name="built_in", learn=learn, synthetic=train, num_examples=400_000),
         SyntheticCorpusConfig(name="held_out", learn="answers", synthetic=held_out, num_examples=1_000),
     )
 

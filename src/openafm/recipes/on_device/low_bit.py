@@ -23,7 +23,7 @@ def qat(size: str) -> RunConfig:
 
     As in the report: AdamW without weight decay, a lower learning rate, and the moving average of the weights.
     """
-    run = sft(size)
+    run = _answers_of_sft(size)
     trainer = replace(
         run.trainer,
         budget=QAT_BUDGETS[size],
@@ -38,7 +38,7 @@ def qat(size: str) -> RunConfig:
 @recipe("on_device.recovery_adapter", sizes=("micro", "nano"), starts_from="on_device.qat")
 def recovery_adapter(size: str) -> RunConfig:
     """Train a low-rank adapter on a compressed bundle to recover the quality that compression lost."""
-    run = sft(size)
+    run = _answers_of_sft(size)
     trainer = replace(
         run.trainer,
         budget=RECOVERY_BUDGETS[size],
@@ -47,3 +47,9 @@ def recovery_adapter(size: str) -> RunConfig:
         schedule=WarmupStableDecay(decay_fraction=0.5),
     )
     return replace(run, recipe="on_device.recovery_adapter", trainer=trainer)
+
+
+def _answers_of_sft(size: str) -> RunConfig:
+    """Return fine-tuning where only the assistant's answers carry loss: few bits and small adapters are spent on them."""
+    run = sft(size)
+    return replace(run, corpora=tuple(replace(corpus, learn="answers") for corpus in run.corpora))

@@ -73,14 +73,18 @@ def _micro() -> RunConfig:
 
 
 def _nano() -> RunConfig:
-    """One row in ten is copies, whose token sequences are more varied than the corpus's names and titles."""
+    """One row in ten is copies, whose token sequences are more varied than the corpus's names and titles.
+
+    All tokens of conversations carry loss: after 2.5 M tokens the held-out loss of answers is 0.813, and 0.887 where only
+    answers carry loss.
+    """
     sources = (
         SourceConfig(name="built_in", path="built_in", weight=0.9),
         SourceConfig(name="copies", path="copies", weight=0.1),
     )
     return RunConfig(
         recipe="on_device.sft",
-        corpora=(*nano_corpora(), NANO_COPIES),
+        corpora=(*nano_corpora("everything"), NANO_COPIES),
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size("on_device.nano"),

@@ -83,10 +83,10 @@ def open_trained(bundles: Sequence[str], runs: Sequence[Path], with_adapter: boo
         BundleNotFoundError, BundleError: a bundle cannot be opened.
     """
     expected = 3 if with_adapter else 2
-    if len(bundles) != expected or len(runs) != expected + 1:
+    if len(bundles) != expected or len(runs) <= expected:
         raise UsageError(
-            f"expected {expected} bundles (SFT QAT{' RECOVERED' * with_adapter}) and the {expected + 1} run folders of all "
-            f"stages with --runs, got {len(bundles)} and {len(runs)}"
+            f"expected {expected} bundles (SFT QAT{' RECOVERED' * with_adapter}) and the {expected + 1} or more run folders "
+            f"of all stages with --runs, got {len(bundles)} and {len(runs)}"
         )
     uncompressed, compressed, *recovered = map(open_bundle, bundles)
     return TrainedStages(
