@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import hand_in
 
 import openafm as fm
-from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, label_cases, tool_cases
-from openafm.evaluation.fresh.natural import natural_cases
-from openafm.evaluation.fresh.scores import constant_answer, model_answer, regex_answer, score_cases
+from openafm.evaluation.fresh.cases import Case
+from openafm.evaluation.fresh.figures import NUM_NATURAL_CASES, fresh_cases, fresh_figures
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "fresh_sets.json"
 QUICK = 8  # every how many cases one is taken in a smoke run
@@ -31,32 +31,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano", help="name or path of a bundle")
     parser.add_argument("--natural", type=Path, help="folder of NAME-test.jsonl.gz files")
-    parser.add_argument("--count", type=int, default=200, help="cases of each natural set and task")
+    parser.add_argument("--count", type=int, default=NUM_NATURAL_CASES, help="cases of each natural set and task")
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
-    cases = event_cases() + label_cases() + form_cases() + tool_cases()
-    if options.natural is not None:
-        cases += natural_cases(options.natural, options.count)
+    cases = fresh_cases(options.natural, options.count)
     hand_in(measure(options.model, cases[::QUICK] if options.quick else cases), REPORT, options)
 
 
 def measure(name: str, cases: list[Case]) -> dict[str, Any]:
     """Scores by figure, of the model and of both baselines; the effect of a label's place is that of first less last."""
-    model = score_cases(cases, model_answer(fm.SystemLanguageModel(bundle=name)))
-    constant, regex = score_cases(cases, constant_answer), score_cases(cases, regex_answer)
-    figures: dict[str, Any] = {
-        figure: {
-            "model": score.score,
-            "constant": constant[figure].score,
-            "regex": regex[figure].score,
-            "cases": score.num_cases,
-        }
-        for figure, score in model.items()
-    }
-    if "label_first" in model and "label_last" in model:
-        figures["label_order_effect"] = model["label_first"].score - model["label_last"].score
-    return {"model": name, "figures": figures, "languages": {figure: score.languages for figure, score in model.items()}}
+    found = fresh_figures(fm.SystemLanguageModel(bundle=name), cases)
+    figures: dict[str, Any] = {figure: asdict(score) for figure, score in found.items()}
+    languages = {figure: scores.pop("languages") for figure, scores in figures.items()}
+    if "label_first" in found and "label_last" in found:
+        figures["label_order_effect"] = found["label_first"].model - found["label_last"].model
+    return {"model": name, "figures": figures, "languages": languages}
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from openafm.bundle import open_bundle
 from openafm.core.config import override
 from openafm.evaluation import held_out
+from openafm.evaluation.fresh.cases import label_cases
 from openafm.recipes.config import RunConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.shipping.__main__ import main
@@ -65,6 +66,7 @@ def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "MAX_TOKENS", 4)
     tasks = {name: held_out.TASKS[name] for name in ("event", "tagging")}
     monkeypatch.setattr(held_out, "TASKS", tasks)
+    monkeypatch.setattr("openafm.recipes.shipping.package.fresh_cases", lambda natural: label_cases()[:2])
 
 
 @pytest.fixture
@@ -100,8 +102,10 @@ def test_training_writes_a_bundle_with_card_and_figures(tmp_path: Path, capsys: 
     assert results["scores"].keys() == {"shipped", "without_adapter", "uncompressed"}
     assert results["scores"]["shipped"]["tasks"]["event"]["baselines"].keys() == {"constant", "regex"}
 
+    assert results["fresh"]["label_first"]["cases"] > 0
     card = bundle.card()
     for expected in (
+        "| label, the right one listed first |",
         bundle.signature,
         "Apache-2.0",
         "openafm train on_device.qat --size nano --from on_device.sft-nano --set",

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             trained = open_trained(options.from_bundles, options.runs, with_adapter)
         else:
             trained = train_all(with_adapter, options.natural)
-        ship(trained, out, results_file, options.examples)
+        ship(trained, out, results_file, options.examples, options.natural)
     except OpenAFMError as error:
         print(f"openafm: {error}", file=sys.stderr)
         return error.exit_code

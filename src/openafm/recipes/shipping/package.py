@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.bundle.describe import describe_bundle, stored_bits
@@ -14,6 +15,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
 from openafm.evaluation import held_out
+from openafm.evaluation.fresh.figures import FreshFigure, fresh_cases, fresh_figures
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
 from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.recipes.shipping.card import ModelScores, ShippedResults, shipped_card
@@ -28,8 +30,12 @@ class ShippedSizeError(OpenAFMError):
     """The bundle exceeds the size limit of the package."""
 
 
-def ship(trained: TrainedStages, out: Path, results_file: Path, num_examples: int = NUM_EXAMPLES) -> ShippedResults:
+def ship(
+    trained: TrainedStages, out: Path, results_file: Path, num_examples: int = NUM_EXAMPLES, natural: Path | None = None
+) -> ShippedResults:
     """Score the models, write the bundle with its card to `out` and the results as JSON.
+
+    `natural` is the folder of requests that people wrote; without it they are not scored.
 
     Raises:
         ShippedSizeError: the bundle exceeds `MAX_BYTES`; nothing was written.
@@ -50,6 +56,7 @@ def ship(trained: TrainedStages, out: Path, results_file: Path, num_examples: in
             stages=tuple(read_stage(run) for run in trained.runs),
             num_examples=num_examples,
             scores=score_models(trained, num_examples),
+            fresh=score_fresh(trained.best, natural),
         )
     card = shipped_card(results)
     check_size(files | {"card.md": len(card.encode())})
@@ -104,13 +111,38 @@ def score_models(trained: TrainedStages, num_examples: int) -> ModelScores:
     )
 
 
+def score_fresh(bundle: Bundle, natural: Path | None) -> dict[str, FreshFigure]:
+    """Return scores on sets whose authors did not see the training frames. Scores are cached as above."""
+    cases = fresh_cases(natural)
+    scores = _Scores(f"{bundle.identity} fresh {len(cases)}")
+    if (known := scores.known()) is None:
+        with progress("scoring the shipped model on sets by other authors", len(cases)) as bar:
+            found = fresh_figures(SystemLanguageModel(bundle=bundle.path), cases, bar.update)
+        known = scores.store({name: asdict(figure) for name, figure in found.items()})
+    return {name: FreshFigure(**figure) for name, figure in known.items()}
+
+
 def _cached_scores(title: str, bundle: Bundle, num_examples: int) -> HeldOutScores:
-    file = data_home() / "runs" / "ship" / "scores.json"
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    key = " ".join((bundle.identity, str(num_examples), *held_out.TASKS))
-    if key not in known:
+    scores = _Scores(" ".join((bundle.identity, str(num_examples), *held_out.TASKS)))
+    if (known := scores.known()) is None:
         with progress(f"scoring {title}", num_examples * len(held_out.TASKS)) as bar:
             model = SystemLanguageModel(bundle=bundle.path)
-            known[key] = asdict(held_out.held_out_scores(model, num_examples=num_examples, on_each=bar.update))
-        write_json(file, known)
-    return HeldOutScores(tasks={name: TaskScore(**score) for name, score in known[key]["tasks"].items()})
+            known = scores.store(asdict(held_out.held_out_scores(model, num_examples=num_examples, on_each=bar.update)))
+    return HeldOutScores(tasks={name: TaskScore(**score) for name, score in known["tasks"].items()})
+
+
+class _Scores:
+    """An entry of the file of known scores."""
+
+    def __init__(self, key: str) -> None:
+        self._key, self._file = key, data_home() / "runs" / "ship" / "scores.json"
+
+    def known(self) -> dict[str, Any] | None:
+        return self._read().get(self._key)
+
+    def store(self, scores: dict[str, Any]) -> dict[str, Any]:
+        write_json(self._file, self._read() | {self._key: scores})
+        return scores
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        return json.loads(self._file.read_text(encoding="utf-8")) if self._file.is_file() else {}
