@@ -79,6 +79,7 @@ def test_rates_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
         ("server.full --devices 64 --row-tokens 0", "row_tokens must be at least 1"),
         ("server.full --devices 64 --shard 0", "shard must be at least 1"),
         ("server.full --devices 64 --price h100=2 --plot a.png", "--price, --plot only with --study"),
+        ("server.full --devices 64 --tokens 1e12 --efficiency 0.4", "--tokens, --efficiency only with --study"),
     ],
 )
 def test_refusals_are_one_line(options: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:

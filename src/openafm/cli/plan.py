@@ -73,15 +73,20 @@ def plan(
     study: Annotated[
         bool, typer.Option("--study", help="Simulate the whole run with failures instead, on five kinds of chips.")
     ] = False,
-    tokens: Annotated[float, typer.Option(help="Tokens of the whole run, for --study.")] = 13.4e12,
+    tokens: Annotated[float | None, typer.Option(help="Tokens of the whole run, for --study; default: 13.4e12.")] = None,
     efficiency: Annotated[
-        float, typer.Option(help="Speed of a real step relative to that of the plan, which is at peak rates; for --study.")
-    ] = 0.5,
+        float | None,
+        typer.Option(help="Speed of a real step relative to the plan's, which is at peak rates; for --study; default: 0.5."),
+    ] = None,
     mtbf_hours: Annotated[
         float | None, typer.Option(help="Hours of one chip between failures, for --study; default: those of 16,384 H100.")
     ] = None,
-    restart_seconds: Annotated[float, typer.Option(help="Seconds from a failure to the next step, for --study.")] = 600.0,
-    save_seconds: Annotated[float, typer.Option(help="Seconds that a checkpoint stalls training, for --study.")] = 5.0,
+    restart_seconds: Annotated[
+        float | None, typer.Option(help="Seconds from a failure to the next step, for --study; default: 600.")
+    ] = None,
+    save_seconds: Annotated[
+        float | None, typer.Option(help="Seconds that a checkpoint stalls training, for --study; default: 5.")
+    ] = None,
     price: Annotated[
         list[str] | None, typer.Option(help="Price of a chip-hour, as in h100=2.5; repeat it for other chips; for --study.")
     ] = None,
@@ -113,6 +118,13 @@ def plan(
         ),
     )
     axes = Axes(context=context, shard=shard, expert=expert, track=track)
+    assumed: dict[str, Any] = {
+        "tokens": tokens,
+        "efficiency": efficiency,
+        "mtbf_hours": mtbf_hours,
+        "restart_seconds": restart_seconds,
+        "save_seconds": save_seconds,
+    }
     if study:
         _refuse_with_study(
             trace=trace,
@@ -125,18 +137,14 @@ def plan(
         from openafm.cli.plan_study import check_plot, compare_chips, parse_prices
         from openafm.training.planning.study import Assumptions
 
-        assumptions = Assumptions(
-            tokens=tokens,
-            efficiency=efficiency,
-            mtbf_hours=mtbf_hours,
-            restart_seconds=restart_seconds,
-            save_seconds=save_seconds,
-            prices=parse_prices(price or []),
+        assumptions = replace(
+            Assumptions(prices=parse_prices(price or [])),
+            **{name: value for name, value in assumed.items() if value is not None},
         )
         check_plot(plot)
         compare_chips(size, devices, slices, workload, assumptions, plotted=stated, plot=plot, json=json)
         return
-    _refuse_without_study(price=price, plot=plot, mtbf_hours=mtbf_hours)
+    _refuse_without_study(price=price, plot=plot, **assumed)
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
     traced = None
     if trace:
