@@ -297,6 +297,9 @@ def _config(folder: Path) -> RedTeamConfig:
         if not isinstance(values, dict):
             raise RedTeamError(f"{path} must be an object with name, families and variants")
         return from_dict(RedTeamConfig, values)
+    except FileNotFoundError as error:
+        how = f"`openafm safety redteam {folder} --seeds FILE` starts one"
+        raise RedTeamError(f"{folder} is not a red-team project: it has no project.json; {how}") from error
     except (OSError, ValueError, ConfigError) as error:
         raise RedTeamError(f"{path}: {error}; `openafm safety redteam PROJECT --seeds FILE` starts a project") from error
 
