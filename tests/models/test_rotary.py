@@ -73,6 +73,18 @@ def test_the_result_has_the_shape_of_its_input(layout: Literal["interleaved", "h
     assert rotation.apply(x_BSHC).shape == x_BSHC.shape
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_are_those_of_the_matrix_of_the_rotation(layout: Literal["interleaved", "half"]) -> None:
+    rotation = RotaryConfig(theta=100.0, layout=layout).build(torch.arange(3).expand(2, 3), HEAD_DIM)
+    x_BSHC, w_BSHC = torch.randn(2, 2, 3, 4, HEAD_DIM)
+    x_BSHC.requires_grad_()
+    turned_BSHC = rotation.apply(x_BSHC)
+    assert turned_BSHC.equal(rotation.apply(x_BSHC.detach()))
+    (found,) = torch.autograd.grad((turned_BSHC * w_BSHC).sum(), x_BSHC)
+    rows_CSC = torch.stack([rotation.apply(basis.expand(2, 3, 1, HEAD_DIM))[0, :, 0] for basis in torch.eye(HEAD_DIM)])
+    assert largest_difference(found, torch.einsum("bshd,csd->bshc", w_BSHC, rows_CSC)) < 1e-5
+
+
 def test_llama3_divides_low_frequencies_by_the_factor() -> None:
     """The frequencies by the formula of Llama 3.1, which compares wavelengths with the original context length."""
     config = Llama3RotaryConfig(theta=100.0, factor=8.0, low_turns=1.0, high_turns=4.0, original_context_length=64)

@@ -28,6 +28,7 @@ def test_loss_and_gradients_equal_the_plain_ones(
     num_positions: int, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cross_entropy, "CHUNK_ELEMENTS", 1)  # chunks of 256 positions
+    monkeypatch.setattr(cross_entropy, "BLOCK_ELEMENTS", 1)  # a softmax of 4 positions
     x_ND, weight_VD, targets_N = inputs(num_positions, dtype)
     chunked, expected = cross_entropy_sum(x_ND, weight_VD, targets_N), plain(x_ND, weight_VD, targets_N)
     torch.testing.assert_close(chunked, expected, rtol=tolerance, atol=tolerance)

@@ -171,9 +171,6 @@ def decoder_footprint(
     norms = track_norm_parameters(config) * part.tracks // config.num_tracks
     vocabulary = config.vocab_size * config.dim
     tokens, number = batch.num_tokens, batch.number_bytes
-    rows = config.vocab_size // part.vocabulary_ranks
-    chunk = min(max(256, LOGITS_OF_A_CHUNK // rows), tokens) * rows
-    is_cast = number != MASTER_BYTES
     rotations = {(layer.attention.head_dim, getattr(layer.attention, "position", None)) for layer in config.layers}
     rotation = sum(MASTER_BYTES * head_dim * tokens for head_dim, position in rotations if position is not None)
     images = 0
@@ -185,9 +182,20 @@ def decoder_footprint(
         vocabulary=Weights(dense=vocabulary),
         ends=tokens * (MASTER_BYTES * (config.dim + 1) + 2 * INDEX_BYTES) + 2 * rotation + images,
         loss_kept=tokens * config.dim * number + vocabulary * MASTER_BYTES,
-        loss_working=chunk * number
-        + is_cast * (rows * config.dim * number + chunk * (number + MASTER_BYTES * (2 if tokens * rows > chunk else 1))),
+        loss_working=_loss_working(config, part.vocabulary_ranks, tokens, number),
     )
+
+
+def _loss_working(config: DecoderConfig, ranks: int, tokens: int, number: int) -> int:
+    """Return the bytes of the loss beside its gradients: a chunk of logits, casts of the head and of its gradient."""
+    rows = config.vocab_size // ranks
+    is_cast = number != MASTER_BYTES
+    head = is_cast * rows * config.dim * number
+    if ranks == 1:
+        elements = LOGITS_OF_A_CHUNK * MASTER_BYTES // number
+        return min(max(256, elements // rows), tokens) * rows * number + 2 * head
+    chunk = min(max(256, LOGITS_OF_A_CHUNK // rows), tokens) * rows
+    return chunk * number + head + is_cast * chunk * (number + MASTER_BYTES * (2 if tokens * rows > chunk else 1))
 
 
 @lru_cache(maxsize=4096)
