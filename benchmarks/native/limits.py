@@ -104,13 +104,12 @@ class Product:
             scales=self._scales.ctypes.data,
             num_outputs=NUM_OUTPUTS,
             num_inputs=NUM_INPUTS,
-            rank=0,
         )
 
     def multiply(self, num_tokens: int, num_matrices: int = 1) -> None:
         for matrix in self._matrices[:num_matrices]:
             self._library.oa_product(
-                self._engine._model.handle, matrix, self._x_NI.ctypes.data, num_tokens, self._y_NR.ctypes.data
+                self._engine._model.handle, matrix, None, self._x_NI.ctypes.data, num_tokens, self._y_NR.ctypes.data
             )
 
 

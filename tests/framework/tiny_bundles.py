@@ -129,13 +129,13 @@ def write_multimodal_bundle(path: Path, modes: tuple[ImageModeConfig, ...] = IMA
     return write_bundle(path, config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
 
 
-def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> AdapterPackage:
+def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0, name: str = "random") -> AdapterPackage:
     """Write an adapter that changes the outputs of a bundle."""
     decoder, lora = bundle.config.build(seed=0), LoRAConfig(rank=4)
     install(decoder, lora)
     generator = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(w.shape, generator=generator).numpy() for name, w in adapter_weights(decoder).items()}
-    return write_adapter(path, weights=weights, config=lora, base_signature=bundle.signature, name="random")
+    return write_adapter(path, weights=weights, config=lora, base_signature=bundle.signature, name=name)
 
 
 def tiny_recovery() -> RecoveryAdapter:

@@ -1,4 +1,4 @@
-"""Admission of requests: a budget of bytes for keys and values, a limit of running answers, and a queue by priority."""
+"""Admission of requests: a budget of bytes, a limit of running answers, and a queue by priority."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from openafm.serving.errors import ApiError, bad_request
 
 _SMOOTHING = 0.2  # weight of the latest request in the mean duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterMemory:
+    """The memory of an adapter by its model's name. Requests share it, and it stays in use until it is dropped."""
+
+    name: str
+    num_bytes: int
 
 
 @dataclass(order=True)
@@ -23,7 +31,16 @@ class _Waiter:
     number: int
     num_bytes: int = field(compare=False)
     num_answers: int = field(compare=False)
+    adapter: AdapterMemory | None = field(compare=False)
     admitted: asyncio.Future[None] = field(compare=False)
+
+
+@dataclass
+class _Resident:
+    """The memory of an adapter and the number of admitted requests that use it."""
+
+    num_bytes: int
+    num_users: int = 0
 
 
 class Admission:
@@ -32,14 +49,24 @@ class Admission:
     Used by the thread of the event loop.
 
     Args:
-        kv_bytes: budget for keys and values of the admitted requests.
+        kv_bytes: budget for keys and values of the admitted requests, and for adapters.
         max_running: most answers at a time.
         max_waiting: most waiting requests.
         queue_seconds: longest wait.
+        free: called with the name of an adapter without requests whose memory is needed.
     """
 
-    def __init__(self, *, kv_bytes: int, max_running: int, max_waiting: int, queue_seconds: float) -> None:
-        self.kv_bytes, self.max_running = kv_bytes, max_running
+    def __init__(
+        self,
+        *,
+        kv_bytes: int,
+        max_running: int,
+        max_waiting: int,
+        queue_seconds: float,
+        free: Callable[[str], object] = lambda name: None,
+    ) -> None:
+        self.kv_bytes, self.max_running, self._free = kv_bytes, max_running, free
+        self._adapters: dict[str, _Resident] = {}  # least recently used first
         self._max_waiting, self._queue_seconds = max_waiting, queue_seconds
         self.used_bytes = self.num_running = 0
         self._queue: list[_Waiter] = []
@@ -51,33 +78,43 @@ class Admission:
         return sum(not waiter.admitted.done() for waiter in self._queue)
 
     @contextlib.asynccontextmanager
-    async def admitted(self, num_bytes: int, num_answers: int = 1, priority: int = 0) -> AsyncIterator[None]:
-        """Run a block with `num_bytes` of memory and `num_answers` places. Higher priorities go first.
+    async def admitted(
+        self, num_bytes: int, num_answers: int = 1, priority: int = 0, adapter: AdapterMemory | None = None
+    ) -> AsyncIterator[None]:
+        """Run a block with `num_bytes` of memory, that of an adapter and `num_answers` places. Higher priorities go first.
 
         Raises:
             ApiError: 400 if the request can never be admitted; 429 if the queue is full or the wait is too long.
         """
-        if num_bytes > self.kv_bytes:
+        adapter_bytes = 0 if adapter is None else adapter.num_bytes
+        if num_bytes + adapter_bytes > self.kv_bytes:
+            and_adapter = f" and {adapter_bytes:,} for its adapter" if adapter_bytes else ""
             raise bad_request(
-                f"the request needs {num_bytes:,} bytes for keys and values, and the server has {self.kv_bytes:,}; lower"
-                " max_tokens or n, or shorten the messages",
+                f"the request needs {num_bytes:,} bytes for keys and values{and_adapter}, and the server has"
+                f" {self.kv_bytes:,}; lower max_tokens or n, or shorten the messages",
                 param="max_tokens",
             )
         if num_answers > self.max_running:
             raise bad_request(f"n is {num_answers}; this server computes at most {self.max_running} at a time", param="n")
-        await self._wait(num_bytes, num_answers, priority)
+        waiter = await self._wait(num_bytes, num_answers, priority, adapter)
         started = time.monotonic()
         try:
             yield
         finally:
-            self.used_bytes -= num_bytes
-            self.num_running -= num_answers
+            self._leave(waiter)
             self._mean_seconds += _SMOOTHING * (time.monotonic() - started - self._mean_seconds)
             self._admit()
 
-    async def _wait(self, num_bytes: int, num_answers: int, priority: int) -> None:
+    def drop(self, name: str) -> None:
+        """Stop counting an adapter that is not loaded any more, unless a request uses it."""
+        resident = self._adapters.get(name)
+        if resident is not None and not resident.num_users:
+            self.used_bytes -= self._adapters.pop(name).num_bytes
+            self._admit()
+
+    async def _wait(self, num_bytes: int, num_answers: int, priority: int, adapter: AdapterMemory | None) -> _Waiter:
         future = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(-priority, next(self._numbers), num_bytes, num_answers, future)
+        waiter = _Waiter(-priority, next(self._numbers), num_bytes, num_answers, adapter, future)
         heapq.heappush(self._queue, waiter)
         self._admit()
         try:
@@ -85,14 +122,14 @@ class Admission:
                 raise self._overloaded("too many requests wait")
             async with asyncio.timeout(self._queue_seconds):
                 await future
+            return waiter
         except TimeoutError:
             if future.done() and not future.cancelled():  # admitted in the same turn of the event loop
-                return
+                return waiter
             raise self._overloaded(f"no memory became free within {self._queue_seconds:g} s") from None
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():  # admitted in the same turn of the event loop
-                self.used_bytes -= num_bytes
-                self.num_running -= num_answers
+                self._leave(waiter)
             raise
         finally:
             future.cancel()
@@ -103,14 +140,41 @@ class Admission:
         while self._queue:
             first = self._queue[0]
             if not first.admitted.done():
-                if self.used_bytes + first.num_bytes > self.kv_bytes:
+                if self.num_running + first.num_answers > self.max_running or not self._find_room(first):
                     return
-                if self.num_running + first.num_answers > self.max_running:
-                    return
-                self.used_bytes += first.num_bytes
-                self.num_running += first.num_answers
+                self._enter(first)
                 first.admitted.set_result(None)
             heapq.heappop(self._queue)
+
+    def _find_room(self, waiter: _Waiter) -> bool:
+        """Return whether a request fits, after freeing adapters without requests if it fits then."""
+        own = waiter.adapter
+        needed = waiter.num_bytes + (own.num_bytes if own is not None and own.name not in self._adapters else 0)
+        unused = [name for name, each in self._adapters.items() if not each.num_users and (own is None or name != own.name)]
+        if self.used_bytes + needed - sum(self._adapters[name].num_bytes for name in unused) > self.kv_bytes:
+            return False
+        for name in unused:
+            if self.used_bytes + needed <= self.kv_bytes:
+                break
+            self.used_bytes -= self._adapters.pop(name).num_bytes
+            self._free(name)
+        return True
+
+    def _enter(self, waiter: _Waiter) -> None:
+        self.used_bytes += waiter.num_bytes
+        self.num_running += waiter.num_answers
+        if waiter.adapter is not None:
+            if waiter.adapter.name not in self._adapters:
+                self.used_bytes += waiter.adapter.num_bytes
+            resident = self._adapters.pop(waiter.adapter.name, _Resident(waiter.adapter.num_bytes))
+            resident.num_users += 1
+            self._adapters[waiter.adapter.name] = resident  # the most recently used
+
+    def _leave(self, waiter: _Waiter) -> None:
+        self.used_bytes -= waiter.num_bytes
+        self.num_running -= waiter.num_answers
+        if waiter.adapter is not None:
+            self._adapters[waiter.adapter.name].num_users -= 1
 
     def _overloaded(self, reason: str) -> ApiError:
         rounds = 1 + self.num_waiting / self.max_running

@@ -85,14 +85,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _load_default(service: AnswerService) -> None:
     with contextlib.suppress(OpenAFMError):  # the first request reports it
-        async with service.loaded(None):
+        async with service.base(None):
             pass
 
 
 async def _release_idle(service: AnswerService) -> None:
     while True:
         await asyncio.sleep(_IDLE_CHECK_SECONDS)
-        service.models.release_idle()
+        service.release_idle()
 
 
 async def reply_to_error(request: Request, error: Exception) -> JSONResponse:

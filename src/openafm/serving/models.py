@@ -11,9 +11,11 @@ from openafm.adapters.store import installed_adapters
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
 from openafm.core.config import nearest
 from openafm.framework.backends import loaded_model
+from openafm.framework.backends.adapter import resolve_adapter
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.backends.system_model import SystemLanguageModel
-from openafm.runtime.engines.selection import engine_name, kv_bytes_per_token
+from openafm.runtime.engines.selection import adapter_bytes, engine_name, kv_bytes_per_token
+from openafm.serving.admission import AdapterMemory
 from openafm.serving.errors import ApiError
 
 
@@ -29,6 +31,22 @@ class ServedModel:
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values for each token."""
         return kv_bytes_per_token(self.bundle, engine_name(self.bundle))
+
+    @property
+    def base(self) -> ServedModel:
+        """The bundle without the adapter."""
+        return ServedModel(name=self.bundle.name, bundle=self.bundle)
+
+    def adapter_memory(self) -> AdapterMemory | None:
+        """Return the memory of the adapter; None without one.
+
+        Raises:
+            AssetError: the adapter is missing or damaged.
+        """
+        if self.adapter is None:
+            return None
+        package = resolve_adapter(self.adapter, self.bundle)
+        return AdapterMemory(name=self.name, num_bytes=adapter_bytes(package, engine_name(self.bundle)))
 
     @property
     def created(self) -> int:
@@ -123,7 +141,7 @@ class ModelCatalog:
         """Drop a model that no request uses. Return whether it is gone."""
         if self._num_users.get(model.name):
             return False
-        self._drop(model.name)
+        self.drop(model.name)
         return True
 
     def release_idle(self) -> list[str]:
@@ -135,10 +153,11 @@ class ModelCatalog:
             if self._idle_seconds and not self._num_users[name] and now - self._last_used[name] >= self._idle_seconds
         ]
         for name in idle:
-            self._drop(name)
+            self.drop(name)
         return idle
 
-    def _drop(self, name: str) -> None:
+    def drop(self, name: str) -> None:
+        """Release a model, if it is loaded. Requests that use it keep it until they end."""
         if (loaded := self._loaded.pop(name, None)) is not None:
             loaded_model.release(loaded)
 

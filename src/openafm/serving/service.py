@@ -149,6 +149,7 @@ class AnswerService:
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             queue_seconds=config.queue_seconds,
+            free=models.drop,
         )
         self._guardrail = build_guardrail(config)
         self._threads = ThreadPoolExecutor(config.max_running, thread_name_prefix="openafm-answer")
@@ -167,13 +168,15 @@ class AnswerService:
             limit = self.config.max_choices
             raise ApiError(400, f"n is {task.num_choices}; use 1 to {limit}", code="invalid_value", param="n")
         task.client.check_rate()
-        async with self.loaded(task.model) as (model, loaded):
-            check_bias(loaded, task.decoding.bias)
-            prompt = await asyncio.to_thread(encode, loaded, task.source, self._guardrail)
-            num_tokens = _num_tokens(loaded, prompt, task.decoding)
+        async with self.base(task.model) as (model, base):
+            check_bias(base, task.decoding.bias)
+            prompt = await asyncio.to_thread(encode, base, task.source, self._guardrail)
+            num_tokens = _num_tokens(base, prompt, task.decoding)
             num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices
             async with contextlib.AsyncExitStack() as place:
-                await place.enter_async_context(self.admission.admitted(num_bytes, task.num_choices, task.client.priority))
+                loaded = await place.enter_async_context(
+                    self.admitted(model, num_bytes, task.num_choices, task.client.priority)
+                )
                 place.enter_context(self.metrics.running())
                 deadline = time.monotonic() + self.config.request_seconds
                 running = RunningTask(model, prompt, deadline, task.num_choices, self._loop_waker())
@@ -191,17 +194,52 @@ class AnswerService:
                     await asyncio.shield(computed)
 
     @contextlib.asynccontextmanager
-    async def loaded(self, name: str | None) -> AsyncIterator[tuple[ServedModel, LoadedModel]]:
-        """Run a block with a loaded model.
+    async def base(self, name: str | None) -> AsyncIterator[tuple[ServedModel, LoadedModel]]:
+        """Run a block with a model by name, and its loaded bundle without its adapter.
 
         Raises:
             ApiError: the model is unknown.
             OpenAFMError: the model cannot be loaded.
         """
         model = self.models.find(name)
+        async with self._loaded(model.base) as loaded:
+            yield model, loaded
+
+    @contextlib.asynccontextmanager
+    async def admitted(
+        self, model: ServedModel, num_bytes: int, num_answers: int = 1, priority: int = 0
+    ) -> AsyncIterator[LoadedModel]:
+        """Run a block with a loaded model, once the memory for keys and values and for its adapter is free.
+
+        Raises:
+            ApiError: as `Admission.admitted`.
+            OpenAFMError: the model cannot be loaded.
+        """
+        memory = await asyncio.to_thread(model.adapter_memory)
+        try:
+            async with self.admission.admitted(num_bytes, num_answers, priority, memory), self._loaded(model) as loaded:
+                yield loaded
+        finally:
+            if not self.models.is_loaded(model.name):
+                self.admission.drop(model.name)
+
+    def unload(self, model: ServedModel) -> bool:
+        """Drop a model that no request uses. Return whether it is gone."""
+        is_gone = self.models.unload(model)
+        if is_gone:
+            self.admission.drop(model.name)
+        return is_gone
+
+    def release_idle(self) -> None:
+        """Drop the models that have not been used for long."""
+        for name in self.models.release_idle():
+            self.admission.drop(name)
+
+    @contextlib.asynccontextmanager
+    async def _loaded(self, model: ServedModel) -> AsyncIterator[LoadedModel]:
         loaded = await self.models.acquire(model)
         try:
-            yield model, loaded
+            yield loaded
         finally:
             self.models.release(model)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundles import tiny_recovery, write_tiny_bundle
+from tiny_bundles import tiny_recovery, write_native_bundle, write_random_adapter, write_tiny_bundle
 
 import openafm as fm
 from openafm.adapters import package
@@ -166,6 +166,20 @@ def test_sessions_with_different_adapters_share_the_weights(tmp_path: Path) -> N
     assert len(engines) == 3
     assert len(pointers) == 1
     assert len({answer(model) for model in (plain, *adapted)}) == 3
+
+
+def test_models_with_different_adapters_share_steps_and_no_prefixes(tmp_path: Path) -> None:
+    bundle = write_native_bundle(tmp_path / "b")
+    path = write_random_adapter(tmp_path / "a", bundle).path
+    plain, adapted = (fm.SystemLanguageModel(bundle=bundle.path, adapter=each) for each in (None, path))
+    for model in (plain, adapted):
+        session = fm.LanguageModelSession("Speak like the cat that sat on the log.", model=model)
+        session.respond_blocking("hello", options=fm.GenerationOptions(maximum_response_tokens=2))
+        if model is plain:
+            loaded = plain.load(), adapted.load()
+            assert loaded[0].engine.scheduler is loaded[1].engine.scheduler
+            assert loaded[0].prefixes.num_bytes > loaded[1].prefixes.num_bytes == 0
+    assert loaded[1].prefixes.num_bytes > 0
 
 
 def test_a_replaced_adapter_applies_to_the_next_session(base: Bundle, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ void compare_with_portable(const char *kernels) {
         std::vector<float> y[2];
         for (int i = 0; i < 2; i++) {
             y[i].resize((size_t)num_rows * num_outputs);
-            oa_product((i ? probe : reference).model, &matrix, x.data(), num_rows, y[i].data());
+            oa_product((i ? probe : reference).model, &matrix, nullptr, x.data(), num_rows, y[i].data());
         }
         compare(kernels, "product", y[0], y[1], 0);  // integer sums are exact
 
@@ -85,7 +85,7 @@ void compare_with_portable(const char *kernels) {
             OaMatrix grouped = matrix;
             grouped.kind = bits == 4 ? OA_INT4 : OA_INT8, grouped.group = group, grouped.has_minimum = format == 0;
             grouped.codes = tiles.data(), grouped.scales = group ? nullptr : scales.data();
-            for (int i = 0; i < 2; i++) oa_product((i ? probe : reference).model, &grouped, x.data(), num_rows, y[i].data());
+            for (int i = 0; i < 2; i++) oa_product((i ? probe : reference).model, &grouped, nullptr, x.data(), num_rows, y[i].data());
             compare(kernels, "groups", y[0], y[1], 0);
         }
 
@@ -94,7 +94,7 @@ void compare_with_portable(const char *kernels) {
         oa_pack_bfloat16(numbers.data(), num_outputs, num_inputs, tiles.data());
         OaMatrix full = matrix;
         full.kind = OA_BFLOAT16, full.codes = (const uint8_t *)tiles.data(), full.scales = nullptr;
-        for (int i = 0; i < 2; i++) oa_product((i ? probe : reference).model, &full, x.data(), num_rows, y[i].data());
+        for (int i = 0; i < 2; i++) oa_product((i ? probe : reference).model, &full, nullptr, x.data(), num_rows, y[i].data());
         compare(kernels, "bfloat16", y[0], y[1], 1e-5f);
 
         const std::vector<float> q = normal((size_t)num_rows * head_dim, 1), k = normal((size_t)num_keys * head_dim, 1),

@@ -30,7 +30,7 @@ void steps_of_every_shape(const char *kernels) {
         Step nothing;
         nothing.run(engine.model.get());
         std::vector<Sequence> held;
-        for (int i = 0; i < 3; i++) held.push_back(engine.new_sequence());
+        for (int i = 0; i < 3; i++) held.push_back(engine.new_sequence(i));
         for (int round = 0; round < 4; round++) {
             Step step;
             std::vector<Sequence *> taking_part;
@@ -49,7 +49,7 @@ void steps_of_every_shape(const char *kernels) {
             const int64_t length = (int64_t)forked.tokens.size();
             std::vector<uint8_t> saved(oa_cache_bytes(forked.cache.get(), length));
             oa_cache_save(forked.cache.get(), length, saved.data());
-            Sequence loaded = {Cache(oa_cache_new(engine.model.get())), forked.tokens};
+            Sequence loaded = {Cache(oa_cache_new(engine.model.get())), forked.tokens, forked.adapter};
             CHECK(!oa_cache_load(loaded.cache.get(), length, saved.data()));
             held[up_to(engine.random, 2)] = std::move(up_to(engine.random, 1) ? loaded : forked);
         }
@@ -106,12 +106,12 @@ void idle_a_little(Random &random) {
 void steps_beside_others(const char *kernels, const Shape &shape, int seed, int num_rounds) {
     Engine engine(shape, seed, 3, kernels);
     const int vocab_size = shape.vocab_size;
-    Sequence shared = engine.new_sequence();
+    Sequence shared = engine.new_sequence(1);
     Step prefill;
     prefill.add(shared, engine.some_tokens(70), 1, vocab_size);
     prefill.run(engine.model.get());
     engine.check(prefill, {&shared});
-    engine.most_begin_with(shared.tokens);
+    engine.most_begin_with(shared);
     Handed handed;
     std::atomic<bool> ending{false};
     std::vector<std::thread> others;
@@ -158,7 +158,7 @@ void pools_come_and_go(const char *kernels) {
             const int num_rows = up_to(random, 20);
             const Floats x = between(random, (size_t)num_rows * matrix.num_inputs, -1, 1);
             Floats y((size_t)num_rows * matrix.num_outputs);
-            oa_product(model.get(), &matrix, x.data(), num_rows, y.data());
+            oa_product(model.get(), &matrix, nullptr, x.data(), num_rows, y.data());
             idle_a_little(random);
         }
     }
@@ -181,22 +181,23 @@ void memory_runs_out(const char *kernels) {
     const int vocab_size = engine.weights.config.vocab_size;
     Model model;
     with_ever_more_memory([&] { return (bool)(model = Model(oa_model_new(&engine.weights.config, 3, kernels))); });
-    Sequence first, forked;
+    Sequence first = {nullptr, {}, engine.weights.adapter(0)}, forked = {}, other = engine.new_sequence(1);
     with_ever_more_memory([&] { return (bool)(first.cache = Cache(oa_cache_new(model.get()))); });
     for (int count : {3, 70, 9}) {
         const int64_t length = (int64_t)first.tokens.size();
-        forked.tokens = first.tokens;
+        forked.tokens = first.tokens, forked.adapter = first.adapter;
         with_ever_more_memory([&] { return (bool)(forked.cache = Cache(oa_cache_fork(first.cache.get(), length))); });
         Step step;
         step.add(first, engine.some_tokens(count), 1, vocab_size);
         step.add(forked, engine.some_tokens(2), 1, vocab_size);
+        step.add(other, engine.some_tokens(2), 1, vocab_size);
         with_ever_more_memory([&] { return step.succeeds(model.get()); });
-        engine.check(step, {&first, &forked});
+        engine.check(step, {&first, &forked, &other});
     }
     const int64_t length = (int64_t)first.tokens.size();
     std::vector<uint8_t> saved(oa_cache_bytes(first.cache.get(), length));
     oa_cache_save(first.cache.get(), length, saved.data());
-    Sequence loaded = {Cache(oa_cache_new(model.get())), first.tokens};
+    Sequence loaded = {Cache(oa_cache_new(model.get())), first.tokens, first.adapter};
     with_ever_more_memory([&] { return !oa_cache_load(loaded.cache.get(), length, saved.data()); });
     Step step;
     step.add(loaded, engine.some_tokens(1), 1, vocab_size);

@@ -68,7 +68,11 @@ public:
         config.frequencies = floats(shape.head_dim, 0, 1), config.final_norm = norm(shape.dim);
         config.embedding = grouped(shape.vocab_size, shape.dim, OA_INT4, 32, true), config.layers = layers_.data();
         config.head = seed % 3 ? config.embedding : grouped(shape.vocab_size, shape.dim, OA_INT8, 0, false);
+        for (int i = 0; shape.rank && i < 2; i++) adapters_[i] = adapter(shape.rank + i, i == 1);
     }
+
+    // One of two adapters, or null.
+    const OaLowRank *adapter(int number) const { return number < 2 && shape_.rank ? adapters_[number].data() : nullptr; }
 
     OaConfig config;
 
@@ -95,7 +99,6 @@ private:
         OaFeedForward *parts = (OaFeedForward *)bytes(count * sizeof(OaFeedForward));
         for (int e = 0; e < count; e++) {
             parts[e] = {matrix(shape_.hidden_dim, shape_.dim), matrix(shape_.hidden_dim, shape_.dim), matrix(shape_.dim, shape_.hidden_dim)};
-            if (layer.num_experts) parts[e].gate.rank = parts[e].up.rank = parts[e].down.rank = 0;
         }
         layer.feed_forwards = parts;
         layer.attention_norm = norm(shape_.dim), layer.feed_forward_norm = norm(shape_.dim);
@@ -115,7 +118,6 @@ private:
     }
 
     OaMatrix matrix(int num_outputs, int num_inputs) {
-        const size_t panels = (num_outputs + 63) / 64;
         OaMatrix made = {};
         made.num_outputs = num_outputs, made.num_inputs = num_inputs;
         if (shape_.kind == OA_FLOAT32) {
@@ -131,13 +133,30 @@ private:
             pack_2_bits(made);
         }
         made.bias = num_outputs % 2 ? nullptr : floats(num_outputs, -0.1f, 0.1f);
-        made.rank = shape_.rank, made.lora_bits = shape_.lora_bits, made.lora_scale = 0.5f;
-        if (made.rank && made.lora_bits == 32) {
-            made.lora_a = floats((size_t)made.rank * num_inputs, -0.1f, 0.1f);
-            made.lora_b = floats(panels * 64 * made.rank, -0.1f, 0.1f);
-        } else if (made.rank) {
-            made.lora_a = halves((size_t)made.rank * num_inputs), made.lora_b = halves(panels * 64 * made.rank);
+        return made;
+    }
+
+    // An adapter of the layers' matrices; experts have none, and the last adapter has none for feed-forwards.
+    std::vector<OaLowRank> adapter(int rank, bool is_last) {
+        std::vector<OaLowRank> pairs;
+        for (const OaLayer &layer : layers_) {
+            const OaFeedForward &dense = layer.feed_forwards[0];
+            const OaMatrix *adapted[OA_ADAPTED] = {&layer.query, &layer.key, &layer.value, &layer.output, &dense.gate, &dense.up, &dense.down};
+            for (int i = 0; i < OA_ADAPTED; i++) {
+                const bool has_none = !adapted[i]->codes || (i >= OA_GATE && (layer.num_experts || is_last));
+                pairs.push_back(has_none ? OaLowRank{} : pair(*adapted[i], rank));
+            }
         }
+        return pairs;
+    }
+
+    OaLowRank pair(const OaMatrix &matrix, int rank) {
+        const size_t inputs = (size_t)rank * matrix.num_inputs, outputs = (size_t)(matrix.num_outputs + 63) / 64 * 64 * rank;
+        OaLowRank made = {nullptr, nullptr, rank, shape_.lora_bits, 0.5f};
+        if (shape_.lora_bits == 32)
+            made.a = floats(inputs, -0.1f, 0.1f), made.b = floats(outputs, -0.1f, 0.1f);
+        else
+            made.a = halves(inputs), made.b = halves(outputs);
         return made;
     }
 
@@ -192,6 +211,7 @@ private:
     const Shape shape_;
     Random random_;
     std::vector<OaLayer> layers_;
+    std::vector<OaLowRank> adapters_[2];
     std::vector<std::unique_ptr<uint8_t[]>> bytes_;
     std::vector<Floats> floats_;
 };
@@ -203,16 +223,17 @@ struct Freed {
 typedef std::unique_ptr<OaModel, Freed> Model;
 typedef std::unique_ptr<OaCache, Freed> Cache;
 
-// A sequence and all its tokens.
+// A sequence, all its tokens and its adapter.
 struct Sequence {
     Cache cache;
     Tokens tokens;
+    const OaLowRank *adapter;
 
     explicit operator bool() const { return (bool)cache; }
 };
 
 Sequence fork_of(const Sequence &sequence, size_t length) {
-    Sequence forked = {Cache(oa_cache_fork(sequence.cache.get(), (int64_t)length)), {}};
+    Sequence forked = {Cache(oa_cache_fork(sequence.cache.get(), (int64_t)length)), {}, sequence.adapter};
     forked.tokens.assign(sequence.tokens.begin(), sequence.tokens.begin() + (int64_t)length);
     CHECK(forked.cache);
     return forked;
@@ -221,13 +242,15 @@ Sequence fork_of(const Sequence &sequence, size_t length) {
 // A step: the arrays of one call, which must not move until it ends.
 struct Step {
     std::vector<OaCache *> caches;
+    std::vector<const OaLowRank *> adapters;
     std::vector<int64_t> starts;
     std::vector<int32_t> counts, wanted;
     Tokens tokens;
     Floats logits;
 
     void add(Sequence &sequence, const Tokens &more, int num_wanted, int vocab_size) {
-        caches.push_back(sequence.cache.get()), starts.push_back((int64_t)sequence.tokens.size());
+        caches.push_back(sequence.cache.get()), adapters.push_back(sequence.adapter);
+        starts.push_back((int64_t)sequence.tokens.size());
         counts.push_back((int32_t)more.size()), wanted.push_back(num_wanted);
         tokens.insert(tokens.end(), more.begin(), more.end());
         sequence.tokens.insert(sequence.tokens.end(), more.begin(), more.end());
@@ -235,9 +258,8 @@ struct Step {
     }
 
     bool succeeds(OaModel *model) {
-        return !oa_step(model, (int32_t)caches.size(), caches.data(), starts.data(), counts.data(), wanted.data(), tokens.data(),
-                        0, nullptr, nullptr,
-                        logits.data());
+        return !oa_step(model, (int32_t)caches.size(), caches.data(), adapters.data(), starts.data(), counts.data(), wanted.data(),
+                        tokens.data(), 0, nullptr, nullptr, logits.data());
     }
 
     void run(OaModel *model) { CHECK(succeeds(model)); }
@@ -251,9 +273,10 @@ public:
           model(oa_model_new(&weights.config, num_threads, kernels)),
           random(seed),
           alone_(oa_model_new(&weights.config, 1, kernels)),
-          opening_{Cache(oa_cache_new(alone_.get())), {}} {}
+          opening_{Cache(oa_cache_new(alone_.get())), {}, nullptr} {}
 
-    Sequence new_sequence() const { return {Cache(oa_cache_new(model.get())), {}}; }
+    // Returns a sequence with one of two adapters or none.
+    Sequence new_sequence(int number) const { return {Cache(oa_cache_new(model.get())), {}, weights.adapter(number)}; }
 
     Tokens some_tokens(int count) {
         Tokens tokens;
@@ -267,20 +290,22 @@ public:
     }
 
     // Returns the reference logits after the last token, computed by one thread; a common prefix is computed once.
-    Floats alone(const Tokens &tokens) const {
+    Floats alone(const Tokens &tokens, const OaLowRank *adapter) const {
         size_t length = 0;
-        while (length + 1 < tokens.size() && length < opening_.tokens.size() && tokens[length] == opening_.tokens[length])
+        while (adapter == opening_.adapter && length + 1 < tokens.size() && length < opening_.tokens.size() && tokens[length] == opening_.tokens[length])
             length++;
         Sequence sequence = fork_of(opening_, length);
+        sequence.adapter = adapter;
         Step step;
         step.add(sequence, Tokens(tokens.begin() + (int64_t)length, tokens.end()), 1, weights.config.vocab_size);
         step.run(alone_.get());
         return step.logits;
     }
 
-    void most_begin_with(const Tokens &tokens) {
+    void most_begin_with(const Sequence &sequence) {
         Step step;
-        step.add(opening_, tokens, 0, weights.config.vocab_size);
+        opening_.adapter = sequence.adapter;
+        step.add(opening_, sequence.tokens, 0, weights.config.vocab_size);
         step.run(alone_.get());
     }
 
@@ -291,7 +316,7 @@ public:
         for (size_t i = 0; i < sequences.size(); i++) {
             row += step.wanted[i];
             if (!step.wanted[i]) continue;
-            const Floats expected = alone(sequences[i]->tokens);
+            const Floats expected = alone(sequences[i]->tokens, sequences[i]->adapter);
             CHECK(!memcmp(expected.data(), &step.logits[(row - 1) * vocab_size], vocab_size * sizeof(float)));
             for (float number : expected) CHECK(number - number == 0);
         }

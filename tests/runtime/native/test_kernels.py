@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from openafm.runtime.native.build import NativeBuildError, find_compiler
 from openafm.runtime.native.layout import packed_codes as layout_of_codes
-from openafm.runtime.native.library import MatrixStruct, ModelStruct, kernel_names, native_library
+from openafm.runtime.native.library import LowRankStruct, MatrixStruct, ModelStruct, kernel_names, native_library
 from openafm.runtime.native.matrix_layout import MatrixLayout
 
 Float = NDArray[np.float32]
@@ -72,15 +72,17 @@ class Kernels:
         matrix = MatrixStruct(
             codes=panels.ctypes.data, scales=scales.ctypes.data, num_outputs=num_outputs, num_inputs=num_inputs
         )
+        low_rank = LowRankStruct()
         if adapter is not None:
             rank = len(adapter.a_KI)
             b = np.zeros((num_panels * PANEL_ROWS, rank), adapter.b_RK.dtype)
             b[:num_outputs] = adapter.b_RK
             b = np.ascontiguousarray(b.reshape(num_panels, PANEL_ROWS, rank).transpose(0, 2, 1))
-            matrix.lora_a, matrix.lora_b = adapter.a_KI.ctypes.data, b.ctypes.data
-            matrix.rank, matrix.lora_bits, matrix.lora_scale = rank, 8 * b.itemsize, adapter.scale
+            low_rank = LowRankStruct(
+                a=adapter.a_KI.ctypes.data, b=b.ctypes.data, rank=rank, bits=8 * b.itemsize, scale=adapter.scale
+            )
         x_NI, y_NR = np.ascontiguousarray(x_NI), np.full((len(x_NI), num_outputs), np.nan, np.float32)
-        self.library.oa_product(self._model, ctypes.byref(matrix), x_NI.ctypes.data, len(x_NI), y_NR.ctypes.data)
+        self.library.oa_product(self._model, matrix, low_rank, x_NI.ctypes.data, len(x_NI), y_NR.ctypes.data)
         return y_NR
 
     def matrix(
@@ -107,7 +109,7 @@ class Kernels:
 
     def multiply(self, matrix: MatrixStruct, x_NI: Float) -> Float:
         x_NI, y_NR = np.ascontiguousarray(x_NI), np.full((len(x_NI), matrix.num_outputs), np.nan, np.float32)
-        self.library.oa_product(self._model, ctypes.byref(matrix), x_NI.ctypes.data, len(x_NI), y_NR.ctypes.data)
+        self.library.oa_product(self._model, ctypes.byref(matrix), None, x_NI.ctypes.data, len(x_NI), y_NR.ctypes.data)
         return y_NR
 
     def rows(self, matrix: MatrixStruct) -> Float:

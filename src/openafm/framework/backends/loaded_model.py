@@ -20,7 +20,7 @@ from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.likelihood import Scorer
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
-from openafm.runtime.engines.base import InsertedEmbeddings
+from openafm.runtime.engines.base import Engine, InsertedEmbeddings
 from openafm.runtime.engines.image_cache import ImageCache, UnreadableImageError, image_cache_bytes
 from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.engines.selection import open_engine
@@ -35,18 +35,29 @@ MAX_CALLS = 16  # tool calls in one answer: ends models that repeat themselves
 class LoadedModel:
     """Hold a bundle with its engine, caches, draft model and grammars. Thread-safe.
 
+    Args:
+        beside: a loaded model of the same bundle. Both share grammars and steps, whatever their adapters.
+
     Raises:
         OpenAFMError: a file cannot be read, or the draft model has another tokenizer.
     """
 
-    def __init__(self, bundle: Bundle, adapter: AdapterPackage | None, draft: Bundle | None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        adapter: AdapterPackage | None,
+        draft: Bundle | None,
+        beside: LoadedModel | None = None,
+    ) -> None:
         self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
-        self.engine = open_engine(bundle, adapter)
+        self.engine: Engine = open_engine(bundle, adapter, beside=None if beside is None else beside.engine)
         self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
         self.image_modes = image_modes(bundle)
         self._images = ImageCache(self.engine, self.image_modes, image_cache_bytes())
         self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
-        self._grammars = GrammarCompiler(self.tokenizer, self.template)
+        self._grammars: GrammarCompiler = (
+            GrammarCompiler(self.tokenizer, self.template) if beside is None else beside._grammars
+        )
 
     @property
     def scorer(self) -> Scorer:
@@ -125,6 +136,8 @@ def _drafter(bundle: Bundle, draft: Bundle, adapter: AdapterPackage | None) -> D
 def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | None = None) -> LoadedModel:
     """Return the loaded model for a bundle, adapter and draft model. Callers with the same three share one instance.
 
+    Models of one bundle compute their steps together, whatever their adapters.
+
     Raises:
         OpenAFMError: a file cannot be read or differs from the signed one, or the draft model has another tokenizer.
     """
@@ -136,7 +149,8 @@ def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | 
     with _loading:
         loaded = _loaded.get(key)
         if loaded is None:
-            loaded = _loaded[key] = LoadedModel(bundle, adapter, draft)
+            peer = next((model for (identity, *_), model in _loaded.items() if identity == key[0]), None)
+            loaded = _loaded[key] = LoadedModel(bundle, adapter, draft, peer)
         _latest = loaded
     return loaded
 

@@ -45,6 +45,11 @@ class TokenChunk:
         return self.entry.cache
 
     @property
+    def engine(self) -> Engine:
+        """The engine of the sequence, which may differ from that of the request in its adapter."""
+        return self.entry.sequence.engine
+
+    @property
     def inserted(self) -> list[InsertedEmbeddings]:
         """Embeddings that replace those of tokens in this chunk, with positions relative to its first token."""
         stop = self.start + len(self.tokens)

@@ -9,6 +9,7 @@ saves two thread switches a token. Engines that do not combine compute every req
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ class _Participant:
 
 
 class Scheduler:
-    """The queue, the worker thread and the lock of one engine.
+    """The queue, the worker thread and the lock of one engine, or of several that differ in their adapters.
 
     Args:
         combines: compute the requests of several callers in one step and prompts in chunks. Needs an engine whose results
@@ -69,6 +70,7 @@ class Scheduler:
         self._released = threading.Condition(self.lock)
         self.computing = threading.Lock()
         self._worker: threading.Thread | None = None
+        self._num_engines = 0
         self._is_stopped = False
         self._participants: dict[int, _Participant] = {}  # by id of the sequence
         self._last_seconds = 0.0
@@ -146,10 +148,16 @@ class Scheduler:
         with self.computing, self.lock:
             yield
 
-    def stop(self) -> None:
-        """End the worker thread once the queue is empty."""
+    def join(self) -> None:
+        """Count an engine that uses the scheduler."""
         with self.lock:
-            self._is_stopped = True
+            self._num_engines += 1
+
+    def leave(self) -> None:
+        """End the worker thread, once the queue is empty, if this was the last engine."""
+        with self.lock:
+            self._num_engines -= 1
+            self._is_stopped = not self._num_engines
             self._changed.notify()
 
     def _work(self) -> None:
@@ -173,10 +181,10 @@ class Scheduler:
             if not self._queue:
                 return
             engine = self._queue[0].engine
-            chunks = self._current = next_chunks(self._queue, engine.costs, self._do_others_decode)
+            chunks = self._current = _by_engine(next_chunks(self._queue, engine.costs, self._do_others_decode))
         started = time.perf_counter()
         try:
-            outputs = engine.forward(chunks)
+            outputs = _computed(chunks)
         except BaseException as error:  # delivered to the callers
             with self.lock:
                 self._current = []
@@ -245,12 +253,12 @@ class Scheduler:
             while not request.is_computed and not request.is_abandoned:
                 behind = [entry for entry in request.entries if entry.is_behind]
                 most = PREFILL_CHUNK if behind or self._combines else request.engine.context_length
-                chunks = [entry.chunk(request, most) for entry in behind or request.entries if entry.num_left]
+                chunks = _by_engine([entry.chunk(request, most) for entry in behind or request.entries if entry.num_left])
                 try:
                     with self.lock:
                         self._current = chunks
                     started = time.perf_counter()
-                    outputs = request.engine.forward(chunks)
+                    outputs = _computed(chunks)
                     with self.lock:
                         self._complete(chunks, outputs, time.perf_counter() - started)
                 finally:
@@ -286,6 +294,20 @@ class Scheduler:
             for key, each in self._participants.items()
             if each.step >= since and key not in present and each.thread not in threads
         }
+
+
+def _by_engine(chunks: list[TokenChunk]) -> list[TokenChunk]:
+    """Return the chunks with those of one engine beside each other: a step reads the weights of each adapter once."""
+    return sorted(chunks, key=lambda chunk: (id(chunk.engine.runner), id(chunk.engine)))
+
+
+def _computed(chunks: list[TokenChunk]) -> list[NDArray[np.float32]]:
+    """Return the logits of each chunk. Those of engines with the same runner are computed together."""
+    outputs: list[NDArray[np.float32]] = []
+    for _, together in itertools.groupby(chunks, key=lambda chunk: id(chunk.engine.runner)):
+        group = list(together)
+        outputs += group[0].engine.forward(group)
+    return outputs
 
 
 def _record(chunks: list[TokenChunk], seconds: float) -> None:

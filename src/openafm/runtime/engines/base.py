@@ -86,7 +86,8 @@ class Engine(ABC):
     Args:
         vocab_size: token ids run from 0 to `vocab_size - 1`; may exceed the tokenizer's vocabulary.
         context_length: the most tokens of a sequence.
-        signature: identifies model, numerics and cache format; snapshots are bound to it.
+        signature: identifies model, adapter, numerics and cache format; snapshots are bound to it.
+        beside: an engine of the same bundle. Both have one scheduler, and a step may have sequences of both.
 
     Attributes:
         costs: measured times of steps.
@@ -100,22 +101,30 @@ class Engine(ABC):
     forks_share_memory: ClassVar[bool] = False
     """A fork shares memory with its origin until one of them writes."""
 
-    def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
+    def __init__(self, *, vocab_size: int, context_length: int, signature: str, beside: Engine | None = None) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
-        self.costs = StepCosts()
+        self.costs: StepCosts = StepCosts() if beside is None else beside.costs
         self.weights_version = self.encoder_version = 0
-        self.scheduler = Scheduler(combines=self.combines)
+        self.scheduler: Scheduler = Scheduler(combines=self.combines) if beside is None else beside.scheduler
+        self.scheduler.join()
         self._process = os.getpid()
         self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
-        finalize(self, self.scheduler.stop, at_exit=True)
+        finalize(self, self.scheduler.leave, at_exit=True)
 
     @abstractmethod
     def _new_cache(self) -> Cache:
         """Return an empty cache."""
 
+    @property
+    def runner(self) -> object:
+        """What computes the steps. Engines with the same one, whatever their adapters, are computed by one `forward`."""
+        return self
+
     @abstractmethod
     def forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
         """Compute chunks of different sequences, at least one. Called by the scheduler, one call at a time.
+
+        The sequences are of this engine or of others with its runner, those of one engine beside each other.
 
         Return the logits [num_wanted, V] of each. Keys and values are written after `cache.length`, which stays unchanged.
         """
@@ -183,11 +192,12 @@ class Engine(ABC):
         """Append tokens to sequences, one or more to each, and compute the logits of the next token.
 
         Return fp32 logits for every entry: [V] after its last token, or [N, V] after each; the caller may modify them. If
-        the step raises, no sequence is changed.
+        the step raises, no sequence is changed. Sequences of engines beside this one keep their adapters.
 
         Raises:
             ContextWindowError: a sequence would exceed the context window.
-            SequenceError: a sequence is closed, of another engine or process, twice in the batch, or in a pending step.
+            SequenceError: a sequence is closed, of another process or of an engine that is not beside this one, twice in the
+                batch, or in a pending step.
             TokenError: an entry has no tokens, or one outside the vocabulary.
             InsertedEmbeddingsError: a span does not lie within its entry, or its vectors have another dim than the model.
         """
@@ -360,14 +370,22 @@ class Engine(ABC):
             )
 
     def _cache_of(self, sequence: Sequence) -> Cache:
-        if sequence.engine is not self:
+        if sequence.engine.scheduler is not self.scheduler:
             raise SequenceError("this sequence belongs to another engine; use the engine that made it")
         if sequence.cache is None:
             raise SequenceError("this sequence is closed; make another with new_sequence()")
         return sequence.cache
 
     @contextlib.contextmanager
-    def _free(self, *sequences: Sequence) -> Iterator[list[Cache]]:
+    def _free(self, sequence: Sequence) -> Iterator[list[Cache]]:
+        """As `_all_free`, for a sequence of this engine only: others have another adapter."""
+        if sequence.engine is not self:
+            raise SequenceError("this sequence belongs to another engine; use the engine that made it")
+        with self._all_free(sequence) as caches:
+            yield caches
+
+    @contextlib.contextmanager
+    def _all_free(self, *sequences: Sequence) -> Iterator[list[Cache]]:
         """Hold the lock, once no other thread uses the sequences, and yield their caches.
 
         Raises:
@@ -377,7 +395,7 @@ class Engine(ABC):
         while True:
             with self.scheduler.lock:
                 holder = next((sequence.holder for sequence in sequences if sequence.holder is not None), None)
-                if holder is None or holder.engine is not self:
+                if holder is None or holder.engine.scheduler is not self.scheduler:
                     yield [self._cache_of(sequence) for sequence in sequences]
                     return
                 if not holder.is_awaited and not holder.is_abandoned:
@@ -401,13 +419,13 @@ class Engine(ABC):
             self.scheduler.abandon(holder)
 
     def _enqueue(self, request: StepRequest, batch: List[StepInput], logits: LogitsOf) -> None:
-        with self._free(*[entry[0] for entry in batch]) as caches:
+        with self._all_free(*[entry[0] for entry in batch]) as caches:
             if len(set(map(id, caches))) < len(caches):
                 raise SequenceError("a sequence occurs twice in one step; put all its tokens in one entry")
             for cache, (sequence, tokens, *inserted) in zip(caches, batch, strict=True):
                 self._check_tokens(sequence, tokens)
                 spans = self._checked_embeddings(sequence, tokens, inserted[0] if inserted else ())
-                self._check_encoder((*sequence.inserted, *spans))
+                sequence.engine._check_encoder((*sequence.inserted, *spans))
                 request.entries.append(StepEntry(sequence, cache, array(_TOKEN, tokens), logits == "all", spans))
             self.scheduler.add(request)
 

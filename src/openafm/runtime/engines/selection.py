@@ -7,7 +7,9 @@ import sys
 from functools import cache
 from typing import Literal, TypeAlias
 
-from openafm.adapters.package import AdapterPackage
+import numpy as np
+
+from openafm.adapters.package import WEIGHTS, AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.store import record_use
 from openafm.core.errors import UsageError
@@ -37,6 +39,7 @@ def open_engine(
     *,
     num_threads: int | None = None,
     full_precision: FullPrecisionEngine = "torch",
+    beside: Engine | None = None,
 ) -> Engine:
     """Return an engine for a bundle in its numerics, with `adapter` or else the bundle's recovery adapter.
 
@@ -46,7 +49,8 @@ def open_engine(
     `=torch` forces one.
 
     Engines of one bundle share its weights in memory, whatever their adapters. The adapter is fully loaded; its folder may
-    be deleted.
+    be deleted. With `beside`, an engine of the same bundle, both share their steps: sequences with different adapters are
+    computed together. An engine of another kind, or with new weights, is not shared with.
 
     Raises:
         EngineChoiceError: OPENAFM_ENGINE is not an engine, or is `native`, which does not support the bundle.
@@ -65,7 +69,8 @@ def open_engine(
             try:
                 from openafm.runtime.native.engine import NativeEngine
 
-                return NativeEngine(bundle, adapter, num_threads=num_threads)
+                peer = beside if isinstance(beside, NativeEngine) and not beside.weights_version else None
+                return NativeEngine(bundle, adapter, num_threads=num_threads, beside=peer)
             except NativeBuildError as error:
                 if choice == "native":
                     raise
@@ -74,7 +79,7 @@ def open_engine(
             raise EngineChoiceError(f"the native engine cannot run {bundle.path}: {reason}; unset {CHOICE}")
     from openafm.runtime.engines.torch_engine import TorchEngine
 
-    return TorchEngine.open(bundle, adapter)
+    return TorchEngine.open(bundle, adapter, beside=beside if isinstance(beside, TorchEngine) else None)
 
 
 def is_full_precision(bundle: Bundle) -> bool:
@@ -99,6 +104,12 @@ def kv_bytes_per_token(bundle: Bundle, engine: Literal["native", "torch"]) -> in
         return kv_bytes(config, bundle.numerics.kv, num_tokens=1)
     numbers = sum(layer.attention.kv_vectors * layer.attention.head_dim for layer in config.layers)
     return config.num_tracks * numbers * _TORCH_KV_BYTES
+
+
+def adapter_bytes(adapter: AdapterPackage, engine: Literal["native", "torch"]) -> int:
+    """Return the bytes of an adapter that an engine holds: as stored by the native one, in fp32 by torch."""
+    stored = (adapter.path / WEIGHTS).stat().st_size
+    return stored if engine == "native" else stored * _TORCH_WEIGHT_BYTES // np.dtype(adapter.config.precision).itemsize
 
 
 def weight_bytes(bundle: Bundle, num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:

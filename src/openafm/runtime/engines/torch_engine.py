@@ -48,13 +48,21 @@ class TorchEngine(Engine):
         decoder: used without a copy.
         signature: signature of the bundle; snapshots are bound to it.
         base: the decoder whose weights `decoder` shares. Held so that further engines of the bundle share them too.
+        beside: an engine of the same bundle, whose steps this engine shares: each computes its own sequences of a step.
     """
 
-    def __init__(self, decoder: Decoder, signature: str = "", base: Decoder | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        signature: str = "",
+        base: Decoder | None = None,
+        beside: TorchEngine | None = None,
+    ) -> None:
         super().__init__(
             vocab_size=decoder.config.vocab_size,
             context_length=decoder.config.context_length,
             signature=f"torch {decoder.compute_dtype} {signature}",
+            beside=beside,
         )
         self.decoder, self._base = decoder, base
         self._cached = decoder.local_config
@@ -62,7 +70,12 @@ class TorchEngine(Engine):
         self._first_signature = self.signature
 
     @staticmethod
-    def open(bundle: Bundle, adapter: AdapterPackage | None = None, device: torch.device | None = None) -> TorchEngine:
+    def open(
+        bundle: Bundle,
+        adapter: AdapterPackage | None = None,
+        device: torch.device | None = None,
+        beside: TorchEngine | None = None,
+    ) -> TorchEngine:
         """Return an engine of a bundle, in its numerics, with `adapter` or else with the bundle's recovery adapter.
 
         Engines of one bundle share its weights. The adapter is fully loaded; its folder may be deleted. Under torchrun, the
@@ -88,10 +101,10 @@ class TorchEngine(Engine):
         decoder = sharing(base)
         if adapter is None:
             share = "" if group is None else f" tracks of {group.rank()} in {group.size()}"
-            return TorchEngine(decoder, f"{bundle.signature}{share}", base)
+            return TorchEngine(decoder, f"{bundle.signature}{share}", base, beside)
         put_on(decoder, adapter)
         _lay_out_matrices(decoder)
-        return TorchEngine(decoder, f"{bundle.signature} {adapter.digest}", base)
+        return TorchEngine(decoder, f"{bundle.signature} {adapter.digest}", base, beside)
 
     def _new_cache(self) -> Cache:
         return TorchCache(self._cached, self.decoder.compute_dtype, self._device)

@@ -88,6 +88,7 @@ class NativeEngine(Engine):
         num_threads: `OPENAFM_THREADS` if not given, else the number of available processors.
         kernels: one of `kernel_names`; `OPENAFM_KERNELS` if not given, else the best.
         numerics: formats to which this engine rounds the weights of a full-precision bundle, now and at every update.
+        beside: an engine of the same bundle, whose weights, threads, kernels and steps this engine shares.
 
     Raises:
         NativeBuildError: the native runtime cannot be compiled here.
@@ -109,6 +110,7 @@ class NativeEngine(Engine):
         num_threads: int | None = None,
         kernels: str | None = None,
         numerics: Numerics | None = None,
+        beside: NativeEngine | None = None,
     ) -> None:
         adapter = adapter or bundle.recovery_adapter
         if adapter is not None:
@@ -118,21 +120,32 @@ class NativeEngine(Engine):
             context_length=bundle.config.context_length,
             signature=f"native {VERSION} {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}"
             + ("" if numerics is None else f" rounded to {numerics.weights}"),
+            beside=beside,
         )
         self._takes_new_weights = takes_new_weights(bundle)
         self._bundle, self._dim = bundle if numerics is None else with_numerics(bundle, numerics), bundle.config.dim
         self._tower: VisionTower | None = None  # loaded for the first image
         self._loading_tower = threading.Lock()
-        library = native_library()
-        self.num_threads = chosen_threads() if num_threads is None else num_threads
-        self.kernels = chosen_kernels(library) if kernels is None else kernels
-        self._adapter, self._first_signature = adapter, self.signature
-        self._weights = open_weights(bundle, library) if numerics is None else rounded_weights(self._bundle, library)
-        self._owns_weights = numerics is not None
-        self._model = self._new_model(library)
+        self._first_signature = self.signature
+        if beside is None:
+            library = native_library()
+            self.num_threads = chosen_threads() if num_threads is None else num_threads
+            self.kernels = chosen_kernels(library) if kernels is None else kernels
+            self._weights = open_weights(bundle, library) if numerics is None else rounded_weights(self._bundle, library)
+            self._owns_weights = numerics is not None
+            self._model = self._new_model(library)
+        else:
+            self.num_threads, self.kernels = beside.num_threads, beside.kernels
+            self._weights, self._model = beside._weights, beside._model
+            self._owns_weights = beside._owns_weights = False
+        self._adapter = None if adapter is None else self._model.adapter(adapter)
+
+    @property
+    def runner(self) -> object:
+        return self._model
 
     def _new_model(self, library: ctypes.CDLL) -> NativeModel:
-        return NativeModel(library, self._bundle, self._weights, self._adapter, self.num_threads, self.kernels)
+        return NativeModel(library, self._bundle, self._weights, self.num_threads, self.kernels)
 
     def _new_cache(self) -> Cache:
         handle = self._model.library.oa_cache_new(self._model.handle)
@@ -193,8 +206,10 @@ class _StepArguments:
             tokens += chunk.tokens
         self._wanted = array("i", [chunk.num_wanted for chunk in chunks])
         self._caches = [cast(NativeCache, chunk.cache) for chunk in chunks]
+        self._adapters = [cast(NativeEngine, chunk.engine)._adapter for chunk in chunks]
         self._inputs = (
             array("Q", [cache.handle for cache in self._caches]),
+            array("Q", [0 if adapter is None else adapter.address for adapter in self._adapters]),
             array("q", [chunk.start for chunk in chunks]),
             array("i", [len(chunk.tokens) for chunk in chunks]),
             self._wanted,

@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 9
+VERSION = 10
 
 
 class MatrixStruct(Structure):
@@ -20,17 +20,18 @@ class MatrixStruct(Structure):
         ("codes", c_void_p),
         ("scales", c_void_p),
         ("bias", c_void_p),
-        ("lora_a", c_void_p),
-        ("lora_b", c_void_p),
         ("kind", c_int32),
         ("group", c_int32),
         ("has_minimum", c_int32),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
-        ("rank", c_int32),
-        ("lora_bits", c_int32),
-        ("lora_scale", c_float),
     ]
+
+
+class LowRankStruct(Structure):
+    """OaLowRank."""
+
+    _fields_ = [("a", c_void_p), ("b", c_void_p), ("rank", c_int32), ("bits", c_int32), ("scale", c_float)]
 
 
 class FeedForwardStruct(Structure):
@@ -75,7 +76,7 @@ class ModelStruct(Structure):
     ]
 
 
-_STEP = (c_int32, *(c_void_p,) * 5, c_int32, c_void_p, c_void_p, c_void_p)
+_STEP = (c_int32, *(c_void_p,) * 6, c_int32, c_void_p, c_void_p, c_void_p)
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_version": (c_int32, ()),
@@ -95,7 +96,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_pack_groups": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)),
     "oa_pack_bfloat16": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_float32": (None, (c_void_p, c_int32, c_int32, c_void_p)),
-    "oa_product": (None, (c_void_p, POINTER(MatrixStruct), c_void_p, c_int32, c_void_p)),
+    "oa_product": (None, (c_void_p, POINTER(MatrixStruct), POINTER(LowRankStruct), c_void_p, c_int32, c_void_p)),
     "oa_row": (None, (POINTER(MatrixStruct), c_int32, c_void_p)),
     "oa_round": (None, (c_void_p, c_void_p, c_int32, c_void_p, POINTER(c_float), POINTER(c_int32))),
     "oa_norm": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_float, c_void_p)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +26,11 @@ from openafm.models.config import (
     TiedHeadConfig,
 )
 from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
-from openafm.runtime.native.adapter_weights import check_shapes
+from openafm.runtime.native.adapter_weights import NativeAdapter
 from openafm.runtime.native.layout import layouts
 from openafm.runtime.native.library import FeedForwardStruct, LayerStruct, MatrixStruct, ModelStruct, kernel_names
-from openafm.runtime.native.matrix_layout import PANEL_ROWS, MatrixLayout
-from openafm.runtime.native.shapes import block_depth, numbered, vectors
+from openafm.runtime.native.matrix_layout import MatrixLayout
+from openafm.runtime.native.shapes import block_depth, in_order, numbered, vectors
 from openafm.runtime.native.support import LEVEL_ZEROS, rotaries
 from openafm.runtime.native.weights import NativeWeights
 
@@ -53,22 +54,20 @@ class NativeModel:
         library: ctypes.CDLL,
         bundle: Bundle,
         weights: NativeWeights,
-        adapter: AdapterPackage | None,
         num_threads: int,
         kernels: str | None,
     ) -> None:
-        self.library, self._weights = library, weights
+        self.library, self._weights, self._bundle = library, weights, bundle
         config = bundle.config
         attention = cast(AttentionConfig, config.layers[0].attention)
         self._rotaries = rotaries(config)
         tables = [frequencies(position, attention.head_dim) for position in self._rotaries]
         self._frequencies = np.concatenate([*tables, np.zeros(0, np.float32)])
         self._layouts, self._vectors = layouts(bundle), vectors(config)
-        self._adapter = {} if adapter is None else _adapter_weights(adapter, config)
-        self._scale = 0.0 if adapter is None else adapter.config.scale
+        self._adapters: WeakValueDictionary[str, NativeAdapter] = WeakValueDictionary()  # by digest
         self._tracks = () if config.tracks is None else (config.num_tracks,)  # leading dims of the layers' tensors
         self._feed_forwards: list[Any] = []  # the arrays that layers point to
-        entries = _in_order(config)
+        entries = in_order(config)
         self._layers = (LayerStruct * len(entries))(*(self._layer(config, *entry, entries) for entry in entries))
         tracks = config.tracks
         self._config = ModelStruct(
@@ -102,6 +101,18 @@ class NativeModel:
         if not self.handle:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
         finalize(self, library.oa_model_free, self.handle)  # not at exit: the worker may be computing
+
+    def adapter(self, package: AdapterPackage) -> NativeAdapter:
+        """Return the weights of an adapter, which all engines of this model share.
+
+        Raises:
+            AdapterMismatchError: a weight is missing, unexpected or of another shape.
+            AdapterError: the adapter is damaged or has changed since it was opened.
+        """
+        adapter = self._adapters.get(package.digest)
+        if adapter is None:
+            adapter = self._adapters[package.digest] = NativeAdapter(package, self._bundle.config)
+        return adapter
 
     def _layer(self, config: DecoderConfig, index: int, track: int, entries: list[tuple[int, int]]) -> LayerStruct:
         attention = cast(AttentionConfig, config.layers[index].attention)
@@ -153,9 +164,6 @@ class NativeModel:
     def _matrix(self, name: str, index: int = 0, dims: tuple[int, ...] | None = None) -> MatrixStruct:
         """Return a matrix by its number in a stack; `dims` are those of the stack, by default the tracks."""
         layout = self._layouts[numbered(name, index, self._tracks if dims is None else dims)]
-        a, b = (self._adapter.get(f"{name}.lora.{part}") for part in "ab")
-        if a is not None and b is not None and self._tracks:
-            a, b = a[index], b[index]
         return MatrixStruct(
             codes=self._weights.address(layout.name),
             scales=self._weights.address(f"{layout.name}.scale") if layout.has_row_scales else None,
@@ -163,25 +171,9 @@ class NativeModel:
             kind=layout.kind,
             group=layout.group,
             has_minimum=layout.has_minimum,
-            lora_a=None if a is None else a.ctypes.data,
-            lora_b=None if b is None else b.ctypes.data,
             num_outputs=layout.num_outputs,
             num_inputs=layout.num_inputs,
-            rank=0 if a is None else a.shape[-2],
-            lora_bits=0 if a is None else 8 * a.itemsize,
-            lora_scale=self._scale,
         )
-
-
-def _in_order(config: DecoderConfig) -> list[tuple[int, int]]:
-    """Return layer and track of each entry of the C model's list: the order of computation."""
-    depth = block_depth(config)
-    return [
-        (layer, track)
-        for first in range(0, len(config.layers), depth)
-        for track in range(config.num_tracks)
-        for layer in range(first, first + depth)
-    ]
 
 
 def _hidden_numbers(layer: LayerConfig) -> int:
@@ -208,22 +200,3 @@ def frequencies(position: RotaryConfig, head_dim: int) -> NDArray[np.float32]:
 
 def _level_zero(found: Mapping[str, MatrixLayout]) -> float:
     return next((LEVEL_ZEROS[layout.weights] for layout in found.values() if layout.weights in LEVEL_ZEROS), 0.0)
-
-
-def _adapter_weights(adapter: AdapterPackage, config: DecoderConfig) -> dict[str, NDArray[Any]]:
-    """Return an adapter's weights in its precision, b [R, rank] in the kernels' panels [R / 64, rank, 64].
-
-    With tracks both have a leading dim of them.
-    """
-    weights: dict[str, NDArray[Any]] = {}
-    loaded = adapter.weights()
-    check_shapes(loaded, adapter, config)
-    for name, weight in loaded.items():
-        weight = weight.astype(adapter.config.precision)
-        if name.endswith(".lora.b"):
-            *tracks, num_outputs, rank = weight.shape
-            padded = np.zeros((*tracks, -(-num_outputs // PANEL_ROWS) * PANEL_ROWS, rank), weight.dtype)
-            padded[..., :num_outputs, :] = weight
-            weight = padded.reshape(*tracks, -1, PANEL_ROWS, rank).swapaxes(-1, -2)
-        weights[name] = np.ascontiguousarray(weight)
-    return weights

@@ -50,6 +50,17 @@ def block_depth(config: DecoderConfig) -> int:
     return len(config.layers) if config.tracks is None else config.tracks.block_depth
 
 
+def in_order(config: DecoderConfig) -> list[tuple[int, int]]:
+    """Return layer and track of each entry of the C model's list: the order of computation."""
+    depth = block_depth(config)
+    return [
+        (layer, track)
+        for first in range(0, len(config.layers), depth)
+        for track in range(config.num_tracks)
+        for layer in range(first, first + depth)
+    ]
+
+
 def numbered(name: str, index: int, dims: tuple[int, ...]) -> str:
     """Return the name of a matrix of a stack with these dims."""
     return f"{name}[{index}]" if dims else name

@@ -105,13 +105,13 @@ async def _embedded(
         ContextWindowError: an input is too long and `cuts` is False.
     """
     caller.check_rate()
-    async with service.loaded(model) as (served, loaded):
+    async with service.base(model) as (served, base):
         dim = served.bundle.config.dim
         if dimensions not in (None, dim):
             raise unsupported("dimensions", f"the embeddings of {served.name} have {dim} dimensions; leave it out")
-        texts = [await asyncio.to_thread(_tokens, loaded, source, cuts) for source in inputs]
+        texts = [await asyncio.to_thread(_tokens, base, source, cuts) for source in inputs]
         num_bytes = max(map(len, texts)) * served.kv_bytes_per_token
-        async with service.admission.admitted(num_bytes, 1, caller.priority):
+        async with service.admitted(served, num_bytes, 1, caller.priority) as loaded:
             vectors = []
             for tokens in texts:
                 vectors.append(await asyncio.to_thread(loaded.embedding, tokens))

@@ -61,7 +61,8 @@ async def adapters(service: Service) -> dict[str, Any]:
 @router.post("/v1/adapters/load")
 async def load_adapter(body: AdapterRequest, service: Service) -> dict[str, Any]:
     """Load a bundle with an adapter before its first request."""
-    async with service.loaded(body.model) as (found, _):
+    found = service.models.find(body.model)
+    async with service.base(found.name), service.admitted(found, 0, 0):
         return {"id": found.name, "loaded": True}
 
 
@@ -69,7 +70,7 @@ async def load_adapter(body: AdapterRequest, service: Service) -> dict[str, Any]
 async def unload_adapter(body: AdapterRequest, service: Service) -> dict[str, Any]:
     """Release a bundle with an adapter, unless a request uses it."""
     found = service.models.find(body.model)
-    return {"id": found.name, "loaded": not service.models.unload(found)}
+    return {"id": found.name, "loaded": not service.unload(found)}
 
 
 @router.post("/tokenize")

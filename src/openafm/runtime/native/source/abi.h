@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 9
+#define OA_VERSION 10
 
 extern "C" {
 
@@ -18,15 +18,23 @@ enum { OA_INT2 = 0, OA_INT4 = 1, OA_INT8 = 2, OA_BFLOAT16 = 3, OA_FLOAT32 = 4 };
 
 // A matrix. `scales` has one fp32 scale for each row, padded to whole panels; null if the scales are those of groups, among
 // the codes. `group` is the number of inputs with a common scale, 0 for a scale for each row. `bias` [R] may be null.
-// An adapter, if any, has numbers of `lora_bits` (16 or 32): a [rank, I], and b in panels [R / 64][rank][64], padded with
-// zeros. `rank` is 0 without an adapter.
 typedef struct {
     const uint8_t *codes;
     const float *scales, *bias;
-    const void *lora_a, *lora_b;
-    int32_t kind, group, has_minimum, num_outputs, num_inputs, rank, lora_bits;
-    float lora_scale;
+    int32_t kind, group, has_minimum, num_outputs, num_inputs;
 } OaMatrix;
+
+// What an adapter adds to the products of one matrix: scale * (x a^T) b^T. Numbers have `bits` (16 or 32): a [rank, I], and b in
+// panels [R / 64][rank][64], padded with zeros. `rank` is 0 for a matrix without an adapter.
+typedef struct {
+    const void *a, *b;
+    int32_t rank, bits;
+    float scale;
+} OaLowRank;
+
+// The matrices of a layer that an adapter may have. An adapter is an array [layers][OA_ADAPTED] of OaLowRank, with layers in the
+// order of OaConfig.layers. It belongs to the sequences of a step, not to a model.
+enum { OA_QUERY = 0, OA_KEY = 1, OA_VALUE = 2, OA_OUTPUT = 3, OA_GATE = 4, OA_UP = 5, OA_DOWN = 6, OA_ADAPTED = 7 };
 
 // A gated feed-forward. All experts of a layer have the same shapes and no adapters.
 typedef struct {
@@ -89,14 +97,15 @@ OA_EXPORT int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *b
 // Returns the number of pages and writes their addresses unless `addresses` is null. Forks share addresses of shared pages.
 OA_EXPORT int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses);
 
-// Computes counts[i] tokens of sequence i from position starts[i] on; `tokens` holds those of all sequences in order.
+// Computes counts[i] tokens of sequence i from position starts[i] on, with adapters[i] unless that is null; `tokens` holds those
+// of all sequences in order. An adapter is read once for all consecutive sequences that have it.
 // Rows inserted_rows[0 .. num_inserted) have the embeddings inserted [num_inserted, D] instead of those of their tokens. Writes
 // the logits after the last wanted[i] tokens of each, [rows, V]. Returns 0, or 1 if memory is exhausted. One call at a time.
 // If `logits` is null, only the states are computed, for oa_states.
 // Meanwhile other caches may be forked, freed, saved and loaded, whatever pages they share.
-OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
-                          const int32_t *counts, const int32_t *wanted, const int32_t *tokens, int32_t num_inserted,
-                          const int32_t *inserted_rows, const float *inserted, float *logits);
+OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const OaLowRank *const *adapters,
+                          const int64_t *starts, const int32_t *counts, const int32_t *wanted, const int32_t *tokens,
+                          int32_t num_inserted, const int32_t *inserted_rows, const float *inserted, float *logits);
 
 // Writes the normalized states [rows, D] from which the latest step computed its logits, at most one row for each of them.
 OA_EXPORT void oa_states(const OaModel *model, int32_t num_rows, float *states);
@@ -111,8 +120,9 @@ OA_EXPORT void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int
 OA_EXPORT void oa_pack_float32(const float *stored, int32_t num_outputs, int32_t num_inputs, float *tiles);
 
 // Single kernels, for tests and measurements, with the kernels and threads of a model (probe.cpp).
-// Products y [N, R] of x [N, I]; x is rounded to 8 bits first, except for bfloat16 and fp32.
-OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y);
+// Products y [N, R] of x [N, I]; x is rounded to 8 bits first, except for bfloat16 and fp32. `low_rank` may be null.
+OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const OaLowRank *low_rank, const float *x, int32_t num_rows,
+                          float *y);
 // Row `row` [I] of a matrix other than 2-bit ones, as the embedding is read.
 OA_EXPORT void oa_row(const OaMatrix *matrix, int32_t row, float *y);
 // Rounds x [n] to 8 bits, padded to a multiple of 64, and returns the scale and the sum of the integers.

@@ -170,8 +170,7 @@ inline void adapter_sums(const Number *a, const float *x, int num_inputs, int ra
 
 // The same for all rows of activations and rows [first, last) of a.
 template <class Number>
-void adapter_sums(const OaMatrix &matrix, const Number *a, const float *x, int num_rows, int first, int last, double *low) {
-    const int num_inputs = matrix.num_inputs, rank = matrix.rank;
+void adapter_sums(const Number *a, const float *x, int num_rows, int num_inputs, int rank, int first, int last, double *low) {
     for (int n = 0, rows; n < num_rows; n += rows) {
         rows = n + ADAPTER_ROWS <= num_rows ? ADAPTER_ROWS : 1;
         for (int k = first, count; k < last; k += count) {
@@ -184,54 +183,55 @@ void adapter_sums(const OaMatrix &matrix, const Number *a, const float *x, int n
     }
 }
 
-// y[n, r] += scale * sum of low * b for N rows of activations and the rows of a panel of b [rank, 64].
+// y[n, r] += scale * sum of low * b for N rows of activations and `count` rows of a panel of b [rank, 64].
 template <int N, class Number>
-void adapter_adds(const OaMatrix &matrix, const Number *b, const double *low, int num_outputs, float *y) {
+void adapter_adds(const OaLowRank &adapter, const Number *b, const double *low, int num_outputs, int count, float *y) {
     enum { VECTORS = 8 / N };  // sums that stay in registers
     float added[N][PANEL_ROWS];
     for (int first = 0; first < PANEL_ROWS; first += VECTORS * NUMBERS) {
         Doubles sums[N][VECTORS] = {}, number;
-        for (int i = 0; i < matrix.rank; i++)
+        for (int i = 0; i < adapter.rank; i++)
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; v++) {
                 load(b + i * PANEL_ROWS + first + v * NUMBERS, number);
 #pragma GCC unroll 2
-                for (int n = 0; n < N; n++) sums[n][v] += low[(int64_t)n * matrix.rank + i] * number;
+                for (int n = 0; n < N; n++) sums[n][v] += low[(int64_t)n * adapter.rank + i] * number;
             }
         for (int n = 0; n < N; n++)
             for (int v = 0; v < VECTORS; v++) {
-                const Floats singles = __builtin_convertvector((double)matrix.lora_scale * sums[n][v], Floats);
+                const Floats singles = __builtin_convertvector((double)adapter.scale * sums[n][v], Floats);
                 memcpy(added[n] + first + v * NUMBERS, &singles, sizeof singles);
             }
     }
     for (int n = 0; n < N; n++) {
-        float *to = y + (int64_t)n * matrix.num_outputs;
-        for (int r = 0; r < num_outputs; r++) to[r] += added[n][r];
+        float *to = y + (int64_t)n * num_outputs;
+        for (int r = 0; r < count; r++) to[r] += added[n][r];
     }
 }
 
 template <class Number>
-void adapter_adds(const OaMatrix &matrix, const Number *b, const double *low, int num_rows, int panel, float *y) {
-    const int r = panel * PANEL_ROWS, left = matrix.num_outputs - r, num_outputs = left < PANEL_ROWS ? left : PANEL_ROWS;
+void adapter_adds(const OaLowRank &adapter, const double *low, int num_rows, int num_outputs, int panel, float *y) {
+    const int r = panel * PANEL_ROWS, left = num_outputs - r, count = left < PANEL_ROWS ? left : PANEL_ROWS;
     for (int64_t n = 0, rows; n < num_rows; n += rows) {
         rows = n + 2 <= num_rows ? 2 : 1;
         const auto add = rows == 2 ? adapter_adds<2, Number> : adapter_adds<1, Number>;
-        add(matrix, b + (int64_t)r * matrix.rank, low + n * matrix.rank, num_outputs, y + n * matrix.num_outputs + r);
+        add(adapter, (const Number *)adapter.b + (int64_t)r * adapter.rank, low + n * adapter.rank, num_outputs, count,
+            y + n * num_outputs + r);
     }
 }
 
-void adapter_in(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, double *low) {
-    if (matrix.lora_bits == 16)
-        adapter_sums(matrix, (const uint16_t *)matrix.lora_a, x, num_rows, first, last, low);
+void adapter_in(const OaLowRank &adapter, const float *x, int num_rows, int num_inputs, int first, int last, double *low) {
+    if (adapter.bits == 16)
+        adapter_sums((const uint16_t *)adapter.a, x, num_rows, num_inputs, adapter.rank, first, last, low);
     else
-        adapter_sums(matrix, (const float *)matrix.lora_a, x, num_rows, first, last, low);
+        adapter_sums((const float *)adapter.a, x, num_rows, num_inputs, adapter.rank, first, last, low);
 }
 
-void adapter_out(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y) {
-    if (matrix.lora_bits == 16)
-        adapter_adds(matrix, (const uint16_t *)matrix.lora_b, low, num_rows, panel, y);
+void adapter_out(const OaLowRank &adapter, const double *low, int num_rows, int num_outputs, int panel, float *y) {
+    if (adapter.bits == 16)
+        adapter_adds<uint16_t>(adapter, low, num_rows, num_outputs, panel, y);
     else
-        adapter_adds(matrix, (const float *)matrix.lora_b, low, num_rows, panel, y);
+        adapter_adds<float>(adapter, low, num_rows, num_outputs, panel, y);
 }
 
 // Processes one page for each query: scores first, then the weighted values.

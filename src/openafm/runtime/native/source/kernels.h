@@ -67,9 +67,9 @@ struct Kernels {
     void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
                    double *state);
     // Products of rows x [N, I] with rows [first, last) of an adapter's a, into low [N, rank].
-    void (*adapter_in)(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, double *low);
+    void (*adapter_in)(const OaLowRank &adapter, const float *x, int num_rows, int num_inputs, int first, int last, double *low);
     // Adds an adapter's output for one panel, from its sums low [N, rank], to y [N, R].
-    void (*adapter_out)(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y);
+    void (*adapter_out)(const OaLowRank &adapter, const double *low, int num_rows, int num_outputs, int panel, float *y);
     // As `attend`, in fp32, for keys [first, last) of a page of floats, at least one. Queries are floats [C].
     void (*attend_full)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int first, int last,
                         double *state);

@@ -142,7 +142,7 @@ void OaModel::normalize(const float *weight, int num_rows) {
 }
 
 void OaModel::multiply(const std::vector<Product> &products, const float *x, int num_rows) {
-    add_up_adapters(products, x, num_rows);
+    add_up_adapters(products, x);
     const Inputs rows = inputs(x, num_rows);
     int num_panels = 0;
     for (const Product &product : products) num_panels += panels_of(*product.matrix);
@@ -154,12 +154,12 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
             const int end = begin + panels_of(matrix), from = first > begin ? first : begin, to = last < end ? last : end;
             if (from < to) multiply_panels(product, rows, from - begin, to - begin, low_rank.data() + sums);
             begin = end;
-            sums += (size_t)num_rows * matrix.rank;
+            sums += num_sums(product);
         }
     });
 }
 
-// Computes panels of a product, adds the bias and the output of its adapter, whose sums are low [N, rank].
+// Computes panels of a product, adds the bias and the outputs of adapters, whose sums are `low`: for each run of rows [rows, rank].
 void OaModel::multiply_panels(const Product &product, const Inputs &inputs, int first, int last, const double *low) {
     const OaMatrix &matrix = *product.matrix;
     const int num_rows = inputs.num_rows;
@@ -173,15 +173,22 @@ void OaModel::multiply_panels(const Product &product, const Inputs &inputs, int 
         kernels.grouped(matrix, inputs.rounded, first_tile, last_tile, product.y, matrix.num_outputs);
     for (int64_t n = 0; matrix.bias && n < num_rows; n++)
         for (int i = r; i < stop; i++) product.y[n * matrix.num_outputs + i] += matrix.bias[i];
-    for (int panel = first; matrix.rank && panel < last; panel++) kernels.adapter_out(matrix, low, num_rows, panel, product.y);
+    if (product.place < 0) return;
+    for (const AdaptedRows &rows : adapted) {
+        const OaLowRank &adapter = rows.adapter[product.place];
+        float *y = product.y + (int64_t)rows.first * matrix.num_outputs;
+        for (int panel = first; adapter.rank && panel < last; panel++)
+            kernels.adapter_out(adapter, low, rows.count, matrix.num_outputs, panel, y);
+        low += (int64_t)rows.count * adapter.rank;
+    }
 }
 
 // Computes panels of both products and then SwiGLU, without a barrier in between. Few rows are bound by memory, which is read in
-// order. With many rows, one panel at a time keeps both products in the cache for SwiGLU. `low` are the sums of the adapter of
-// the gate, followed by those of the other.
+// order. With many rows, one panel at a time keeps both products in the cache for SwiGLU. `low` are the sums of adapters for the
+// gate, followed by those for the other.
 void OaModel::gate_panels(const Product &gates, const Product &ups, const Inputs &inputs, int first, int last, const double *low) {
     const int hidden_dim = gates.matrix->num_outputs, together = inputs.num_rows <= FEW_ROWS ? last - first : 1;
-    const double *low_ups = low + (size_t)inputs.num_rows * gates.matrix->rank;
+    const double *low_ups = low + num_sums(gates);
     for (int panel = first; panel < last; panel += together) {
         multiply_panels(gates, inputs, panel, panel + together, low);
         multiply_panels(ups, inputs, panel, panel + together, low_ups);
@@ -190,26 +197,56 @@ void OaModel::gate_panels(const Product &gates, const Product &ups, const Inputs
     }
 }
 
-void OaModel::open_gates(const OaFeedForward &dense, int num_rows) {
-    const Product gates = {&dense.gate, gate.data()}, ups = {&dense.up, up.data()};
-    add_up_adapters({gates, ups}, normed.data(), num_rows);
+void OaModel::open_gates(int layer, int num_rows) {
+    const OaFeedForward &dense = layers[layer].feed_forwards[0];
+    const int place = layer * OA_ADAPTED;
+    const Product gates = {&dense.gate, gate.data(), place + OA_GATE}, ups = {&dense.up, up.data(), place + OA_UP};
+    add_up_adapters({gates, ups}, normed.data());
     const Inputs rows = inputs(normed.data(), num_rows);
     pool.parallel(panels_of(dense.gate),
                   [&](int first, int last) { gate_panels(gates, ups, rows, first, last, low_rank.data()); });
 }
 
-// Computes x a^T of all products with an adapter into `low_rank`.
-void OaModel::add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows) {
-    size_t num_sums = 0;
-    for (const Product &product : products) num_sums += (size_t)num_rows * product.matrix->rank;
-    if (!num_sums) return;
-    if (low_rank.size() < num_sums) low_rank.resize(num_sums);
-    double *low = low_rank.data();
-    for (const Product &product : products) {
-        const OaMatrix &matrix = *product.matrix;
-        pool.parallel(matrix.rank, [&](int first, int last) { kernels.adapter_in(matrix, x, num_rows, first, last, low); });
-        low += (int64_t)num_rows * matrix.rank;
+void OaModel::find_adapted(const std::vector<Row> &rows) {
+    adapted.clear();
+    for (int first = 0, stop; first < (int)rows.size(); first = stop) {
+        for (stop = first + 1; stop < (int)rows.size() && rows[stop].adapter == rows[first].adapter; stop++);
+        if (rows[first].adapter) adapted.push_back({rows[first].adapter, first, stop - first});
     }
+}
+
+size_t OaModel::num_sums(const Product &product) const {
+    size_t count = 0;
+    for (const AdaptedRows &rows : adapted)
+        if (product.place >= 0) count += (size_t)rows.count * rows.adapter[product.place].rank;
+    return count;
+}
+
+// Computes x a^T of all products and adapters into `low_rank`; threads divide the rows of all a.
+void OaModel::add_up_adapters(const std::vector<Product> &products, const float *x) {
+    size_t sums = 0;
+    int num_ranks = 0;
+    for (const Product &product : products) {
+        sums += num_sums(product);
+        for (const AdaptedRows &rows : adapted) num_ranks += product.place < 0 ? 0 : rows.adapter[product.place].rank;
+    }
+    if (!sums) return;
+    if (low_rank.size() < sums) low_rank.resize(sums);
+    pool.parallel(num_ranks, [&](int first, int last) {
+        double *low = low_rank.data();
+        int begin = 0;
+        for (const Product &product : products)
+            for (const AdaptedRows &rows : adapted) {
+                if (product.place < 0) break;
+                const OaLowRank &adapter = rows.adapter[product.place];
+                const int64_t num_inputs = product.matrix->num_inputs;
+                const int end = begin + adapter.rank, from = first > begin ? first : begin, to = last < end ? last : end;
+                if (from < to)
+                    kernels.adapter_in(adapter, x + rows.first * num_inputs, rows.count, (int)num_inputs, from - begin, to - begin, low);
+                begin = end;
+                low += (int64_t)rows.count * adapter.rank;
+            }
+    });
 }
 
 int32_t oa_version(void) { return OA_VERSION; }

@@ -22,10 +22,17 @@ private:
     Rounded view_ = {};
 };
 
-// A product of the current rows with a matrix.
+// A product of the current rows with a matrix. `place` is that of the matrix in an adapter; -1: it has none.
 struct Product {
     const OaMatrix *matrix;
     float *y;
+    int place = -1;
+};
+
+// Consecutive rows with the same adapter.
+struct AdaptedRows {
+    const OaLowRank *adapter;
+    int first, count;
 };
 
 // Rows of activations: in fp32, apart by the inputs of a matrix, and rounded if the model has integer codes.
@@ -38,9 +45,10 @@ struct Inputs {
     Inputs part(int first, int count, int num_inputs) const;
 };
 
-// A row of a step: a token of a sequence, and the number of the row in the step.
+// A row of a step: a token of a sequence, the adapter of that or null, and the number of the row in the step.
 struct Row {
     OaCache *cache;
+    const OaLowRank *adapter;
     int64_t position;
     int64_t number;
 };
@@ -107,8 +115,10 @@ struct OaModel {
     // Adds rows of `normed`, the output of attention or feed-forward, to `states`.
     void add_to_states(int num_rows);
     // gate = silu(gate) * up for the rows in `normed` and `rounded`.
-    void open_gates(const OaFeedForward &dense, int num_rows);
-    // Products of x [N, num_inputs], whose rounded form is in `rounded`, plus the outputs of adapters.
+    void open_gates(int layer, int num_rows);
+    // Finds the rows with adapters, after every change of the current rows.
+    void find_adapted(const std::vector<Row> &rows);
+    // Products of x [N, num_inputs], whose rounded form is in `rounded`, plus the outputs of the rows' adapters.
     void multiply(const std::vector<Product> &products, const float *x, int num_rows);
     // Computes all layers for the rows in `states`; afterwards only rows with the ascending indices `wanted` are left.
     void compute_layers(std::vector<Row> &rows, const std::vector<int> &wanted);
@@ -118,7 +128,7 @@ struct OaModel {
     void add_track(int track, const float *norm, int num_rows);
     void store_keys_values(int layer, const std::vector<Row> &rows);
     void read(int layer, const std::vector<Row> &rows);
-    void feed_forward(const OaLayer &layer, int num_rows);
+    void feed_forward(int layer, int num_rows);
     // Adds the outputs of the chosen experts to `states`, for the rows in `normed` (experts.cpp).
     void mix_experts(const OaLayer &layer, int num_rows);
     // Computes cosines and sines of the rows' positions into `turns`.
@@ -147,6 +157,7 @@ struct OaModel {
     std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
     std::vector<float> block_input, combined, expert_input, expert_output;
     std::vector<double> low_rank;
+    std::vector<AdaptedRows> adapted;
     Routing routing;
     std::vector<AttentionRoom> rooms;  // one for each thread
     RoundedRows rounded;
@@ -164,5 +175,7 @@ private:
     // Calls work(expert, first, last) on the panels of all experts that have rows.
     template <class Work>
     void for_expert_panels(int num_panels, const Work &work);
-    void add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows);
+    // The sums x a^T of all adapted rows for a product.
+    size_t num_sums(const Product &product) const;
+    void add_up_adapters(const std::vector<Product> &products, const float *x);
 };

@@ -5,9 +5,11 @@
 
 #include "model.h"
 
-void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y) {
+void oa_product(OaModel *model, const OaMatrix *matrix, const OaLowRank *low_rank, const float *x, int32_t num_rows, float *y) {
+    model->adapted.assign(low_rank ? 1 : 0, {low_rank, 0, num_rows});
     model->rounded.round(model->kernels, model->pool, x, matrix->num_inputs, num_rows, matrix->num_inputs);
-    model->multiply({{matrix, y}}, x, num_rows);
+    model->multiply({{matrix, y, 0}}, x, num_rows);
+    model->adapted.clear();
 }
 
 void oa_round(OaModel *model, const float *x, int32_t n, int8_t *integers, float *scale, int32_t *sum) {

@@ -78,7 +78,7 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
         for (int i = first; i < last; i++) attend(layer, rows, pieces[i]);
     });
     round(attended.data(), num_rows, inner);
-    multiply({{&layers[layer].output, normed.data()}}, attended.data(), num_rows);
+    multiply({{&layers[layer].output, normed.data(), layer * OA_ADAPTED + OA_OUTPUT}}, attended.data(), num_rows);
     add_to_states(num_rows);
 }
 
@@ -137,13 +137,14 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
     for (int query = 0; query < num_queries; query++) room.end(query, &attended[place_of(query)]);
 }
 
-void OaModel::feed_forward(const OaLayer &layer, int num_rows) {
-    normalize(layer.feed_forward_norm, num_rows);
-    if (layer.num_experts) return mix_experts(layer, num_rows);
-    const OaFeedForward &dense = layer.feed_forwards[0];
-    open_gates(dense, num_rows);
-    round(gate.data(), num_rows, dense.down.num_inputs);
-    multiply({{&dense.down, normed.data()}}, gate.data(), num_rows);
+void OaModel::feed_forward(int layer, int num_rows) {
+    const OaLayer &l = layers[layer];
+    normalize(l.feed_forward_norm, num_rows);
+    if (l.num_experts) return mix_experts(l, num_rows);
+    const OaMatrix &down = l.feed_forwards[0].down;
+    open_gates(layer, num_rows);
+    round(gate.data(), num_rows, down.num_inputs);
+    multiply({{&down, normed.data(), layer * OA_ADAPTED + OA_DOWN}}, gate.data(), num_rows);
     add_to_states(num_rows);
 }
 
@@ -174,7 +175,10 @@ void OaModel::add_track(int track, const float *norm, int num_rows) {
 void OaModel::compute_layer(int layer, std::vector<Row> &rows, const std::vector<int> *wanted) {
     const OaLayer &l = layers[layer];
     const bool stores = l.source == layer;
-    const Product query = {&l.query, queries.data()}, key = {&l.key, keys.data()}, value = {&l.value, values.data()};
+    const int place = layer * OA_ADAPTED;
+    const Product query = {&l.query, queries.data(), place + OA_QUERY}, key = {&l.key, keys.data(), place + OA_KEY};
+    const Product value = {&l.value, values.data(), place + OA_VALUE};
+    find_adapted(rows);
     normalize(l.attention_norm, (int)rows.size());
     if (stores) {
         multiply(wanted ? std::vector<Product>{key, value} : std::vector<Product>{query, key, value}, normed.data(), (int)rows.size());
@@ -183,11 +187,12 @@ void OaModel::compute_layer(int layer, std::vector<Row> &rows, const std::vector
     if (wanted) {
         keep(*wanted, rows);
         if (rows.empty()) return;
+        find_adapted(rows);
         normalize(l.attention_norm, (int)rows.size());
     }
     if (wanted || !stores) multiply({query}, normed.data(), (int)rows.size());
     read(layer, rows);
-    feed_forward(l, (int)rows.size());
+    feed_forward(layer, (int)rows.size());
 }
 
 void OaModel::compute_layers(std::vector<Row> &rows, const std::vector<int> &wanted) {
@@ -208,9 +213,9 @@ void OaModel::compute_layers(std::vector<Row> &rows, const std::vector<int> &wan
     }
 }
 
-int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,
-                const int32_t *wanted_counts, const int32_t *tokens, int32_t num_inserted, const int32_t *inserted_rows,
-                const float *inserted, float *logits) try {
+int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const OaLowRank *const *adapters, const int64_t *starts,
+                const int32_t *counts, const int32_t *wanted_counts, const int32_t *tokens, int32_t num_inserted,
+                const int32_t *inserted_rows, const float *inserted, float *logits) try {
     OaModel &m = *model;
     const OaConfig &config = m.config;
     std::vector<Row> rows;
@@ -219,7 +224,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         caches[i]->prepare(starts[i], starts[i] + counts[i]);
         for (int n = 0; n < counts[i]; n++) {
             if (n >= counts[i] - wanted_counts[i]) wanted.push_back((int)rows.size());
-            rows.push_back({caches[i], starts[i] + n, (int64_t)rows.size()});
+            rows.push_back({caches[i], adapters[i], starts[i] + n, (int64_t)rows.size()});
         }
     }
     m.reserve((int)rows.size());
