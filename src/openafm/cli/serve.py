@@ -39,7 +39,7 @@ def serve(
     ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Answers that are computed at a time.")] = 32,
     kv_memory_mb: Annotated[
-        int, typer.Option(min=0, help="Memory for keys and values of running answers; 0: a quarter of the memory.")
+        int, typer.Option(min=0, help="Memory for keys, values and adapters; 0: a quarter of the machine's.")
     ] = 0,
     max_body_mb: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 4,
     request_seconds: Annotated[float, typer.Option(min=0.1, help="Limit of one answer.")] = 600.0,
