@@ -11,7 +11,7 @@ import itertools
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -99,19 +99,18 @@ _TAG_BITS = {
 NUM_BITS = len(TOKEN_GROUPS) + 15
 _HIDDEN_BIT, _PAIR_BIT = 1 << (NUM_BITS - 1), 1 << (NUM_BITS - 2)
 _MAX_NAMES = 200  # characters of class names that are read
-_NAME_ATTRIBUTES = frozenset(("class", "id", "role", "itemprop"))
 _HIDING_ATTRIBUTES = frozenset(("style", "hidden", "aria-hidden"))
-_OTHER, _SKIP, _BLOCK, _BOUNDARY, _LINK, _MARK, _OBJECT, _TEXT = range(8)
+_OTHER_ATTRIBUTES = _HIDING_ATTRIBUTES | {"role", "itemprop"}
+_OTHER, _BLOCK, _BOUNDARY, _LINK, _MARK, _OBJECT, _SKIP = range(7)
 _MAX_DEPTH = 256  # containers; deeper elements only bound blocks, so that walks to the root are short
+_NUM_STATIC_TAGS = 1 << 12  # Lexbor numbers the elements of HTML below this; other numbers are addresses
 _KINDS = (
     dict.fromkeys(BLOCK_TAGS, _BLOCK)
     | dict.fromkeys(_SKIPPED, _SKIP)
     | {"a": _LINK}
     | dict.fromkeys(_MARKS, _MARK)
     | dict.fromkeys(("br", "img", "math"), _OBJECT)
-    | {"-text": _TEXT}
 )
-_INLINE, _BOUNDING = frozenset((_LINK, _MARK)), frozenset((_BLOCK, _BOUNDARY))
 _STYLE_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 
 
@@ -142,26 +141,16 @@ class Containers:
     start the garbage collector on each page.
     """
 
-    parents: list[int] = field(default_factory=list)  # -1 at the root
-    tags: list[str] = field(default_factory=list)
-    bits: list[int] = field(default_factory=list)  # token groups of its own class, id and tag
-    inherited: list[int] = field(default_factory=list)  # `bits` of it and all its ancestors
-    depths: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)  # class names and id
-    stops: list[int] = field(default_factory=list)
+    parents: Sequence[int]  # -1 at the root
+    tags: Sequence[str]
+    bits: Sequence[int]  # token groups of its own class, id and tag
+    inherited: Sequence[int]  # `bits` of it and all its ancestors
+    depths: Sequence[int]
+    names: Sequence[str]  # class names and id
+    stops: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.tags)
-
-    def add(self, parent: int, tag: str, bits: int, inherited: int, depth: int, names: str) -> None:
-        """Add an element that is not complete."""
-        self.parents.append(parent)
-        self.tags.append(tag)
-        self.bits.append(bits)
-        self.inherited.append(inherited)
-        self.depths.append(depth)
-        self.names.append(names)
-        self.stops.append(0)
 
 
 @dataclass(slots=True)
@@ -194,15 +183,14 @@ def _word_bits(word: str) -> int:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _name_bits(names: str) -> int:
-    """The token groups of class names, and `_PAIR_BIT` if one of them joins two nouns of content, as in `article-body`."""
+def _name_bits(name: str) -> int:
+    """The token groups of a name, and `_PAIR_BIT` if it joins two nouns of content, as `article-body` does."""
     bits = 0
-    for name in names.split():
-        words = [word.lower() for word in _WORD.findall(name)]
-        for word in words:
-            bits |= _word_bits(word)
-        if len(words) > 1 and len(_CONTENT_NOUNS.intersection(words)) > 1:
-            bits |= _PAIR_BIT
+    words = [word.lower() for word in _WORD.findall(name)]
+    for word in words:
+        bits |= _word_bits(word)
+    if len(words) > 1 and len(_CONTENT_NOUNS.intersection(words)) > 1:
+        bits |= _PAIR_BIT
     return bits
 
 
@@ -211,82 +199,108 @@ def split_blocks(root: LexborNode, max_blocks: int = sys.maxsize) -> PageBlocks:
     return _Splitter().split(root, max_blocks)
 
 
+@functools.cache
+def _static_kinds() -> dict[int, tuple[int, str]]:
+    """The kinds and names of elements by Lexbor's number of their tag, filled as they occur."""
+    return {}
+
+
+def _kind_of(node: LexborNode) -> tuple[int, str]:
+    """The kind and the tag of a node. Numbers from `_NUM_STATIC_TAGS` on are of one document and not stored."""
+    tag = node.tag or ""
+    found = (_KINDS.get(tag, _OTHER), tag)
+    if node.tag_id < _NUM_STATIC_TAGS:
+        _static_kinds()[node.tag_id] = found
+    return found
+
+
 class _Splitter:
     """The state of one pass: the pieces of text and the inline markup of the block that is not complete yet."""
 
     def __init__(self) -> None:
-        self.page = PageBlocks([], Containers(), [])
+        self._blocks: list[Block] = []
+        self._images: list[tuple[int, int, Image]] = []
+        self._elements: list[tuple[int, str, int, int, int, str]] = [(-1, "body", 0, 0, 0, "")]  # as in `Containers`
+        self._stops = [0]
+        self._current = 0  # the innermost open container
         self._pieces: list[str] = []
         self._open: list[tuple[int, str, str]] = []  # first piece, mark and URL of the open inline elements
         self._closed: list[tuple[int, int, str, str]] = []
-        self._current = 0  # the innermost open container
 
     def split(self, root: LexborNode, max_blocks: int) -> PageBlocks:
-        containers, blocks, pieces = self.page.containers, self.page.blocks, self._pieces
-        containers.add(-1, "body", 0, 0, 0, "")
+        blocks, pieces, opened = self._blocks, self._pieces, self._open
+        static_kind = _static_kinds().get
         ancestors: list[tuple[LexborNode, int]] = []
         node = root
         while True:
-            tag = node.tag or ""
-            kind = _KINDS.get(tag, _OTHER)
-            child = None
-            if kind == _TEXT:
-                text = node.text_content
+            if (text := node.text_content) is not None:
                 if text and (pieces or not text.isspace()):
                     pieces.append(text)
-            elif kind == _OTHER:
-                child = node.child
-            elif kind == _SKIP:
-                if pieces and tag in _BLOCK_TAG_SET:
-                    self._flush()
             else:
+                kind, tag = static_kind(node.tag_id) or _kind_of(node)
                 if kind == _BLOCK:
                     kind = self._enter(node, tag)
-                if kind == _OBJECT:
-                    self._object(node, tag)
-                else:
-                    if kind in _INLINE:
-                        url = (node.attributes.get("href") or "") if kind == _LINK else ""
-                        self._open.append((len(pieces), _MARKS.get(tag, ""), url))
-                    child = node.child
-                    if child is None:
+                elif kind == _LINK:
+                    opened.append((len(pieces), "", node.attributes.get("href") or ""))
+                elif kind == _MARK:
+                    opened.append((len(pieces), _MARKS[tag], ""))
+                if kind <= _MARK:
+                    if (child := node.child) is not None:
+                        ancestors.append((node, kind))
+                        node = child
+                        continue
+                    if kind:
                         self._leave(kind)
-            if child is not None:
-                ancestors.append((node, kind))
-                node = child
-                continue
+                elif kind == _OBJECT:
+                    self._object(node, tag)
+                elif pieces and tag in _BLOCK_TAG_SET:
+                    self._flush()
             while (following := node.next) is None:
                 if not ancestors or len(blocks) > max_blocks:
-                    self._flush()
-                    containers.stops[0] = len(containers)
-                    return self.page
+                    return self._finish()
                 node, kind = ancestors.pop()
-                if kind != _OTHER:
+                if kind:
                     self._leave(kind)
             node = following
+
+    def _finish(self) -> PageBlocks:
+        self._flush()
+        self._stops[0] = len(self._stops)
+        parents, tags, bits, inherited, depths, names = zip(*self._elements, strict=True)
+        containers = Containers(parents, tags, bits, inherited, depths, names, self._stops)
+        return PageBlocks(self._blocks, containers, self._images)
 
     def _enter(self, node: LexborNode, tag: str) -> int:
         """Begin a block-level element. Its kind decides how what is inside is read and how it ends."""
         if self._pieces:
             self._flush()
-        containers, parent = self.page.containers, self._current
-        depth = containers.depths[parent]
+        parent = self._current
+        _, _, _, inherited, depth, _ = self._elements[parent]
         if depth >= _MAX_DEPTH:
             return _BOUNDARY
-        bits, names = _element_bits(node, tag)
-        self._current = len(containers.tags)
-        containers.add(parent, tag, bits, containers.inherited[parent] | bits, depth + 1, names)
+        bits, names = _TAG_BITS.get(tag, 0), ""
+        if attributes := node.attributes:
+            for key, value in attributes.items():
+                if key == "class" or key == "id":
+                    if value:
+                        bits |= _names_bits(value[:_MAX_NAMES])
+                        names += value + " "
+                elif key in _OTHER_ATTRIBUTES:
+                    bits |= _attribute_bits(key, value or "")
+        self._current = len(self._stops)
+        self._stops.append(0)
+        self._elements.append((parent, tag, bits, inherited | bits, depth + 1, names))
         return _OBJECT if tag == "pre" else _BLOCK
 
     def _leave(self, kind: int) -> None:
         """End the innermost element of a kind."""
-        if kind in _BOUNDING:
+        if kind <= _BOUNDARY:
             if self._pieces:
                 self._flush()
             if kind == _BLOCK:
-                containers = self.page.containers
-                containers.stops[self._current] = len(containers.tags)
-                self._current = containers.parents[self._current]
+                current = self._current
+                self._stops[current] = len(self._stops)
+                self._current = self._elements[current][0]
         elif self._open:
             start, mark, url = self._open.pop()
             self._closed.append((start, len(self._pieces), mark, url))
@@ -302,7 +316,7 @@ class _Splitter:
         else:
             raw = node.text()
             if text := " ".join(raw.split()):
-                self.page.blocks.append(Block(self._current, raw, text, preformatted=True))
+                self._blocks.append(Block(self._current, raw, text, preformatted=True))
             self._leave(_BLOCK)
 
     def _flush(self) -> None:
@@ -311,14 +325,15 @@ class _Splitter:
         raw = "".join(pieces)
         text = " ".join(raw.split())
         if text:
-            block = Block(self._current, raw, text, num_breaks=pieces.count(LINE_BREAK))
+            block = Block(self._current, raw, text, 0, 0, pieces.count(LINE_BREAK))
             if self._closed or self._open:
                 self._closed += [(start, len(pieces), mark, url) for start, mark, url in self._open]
                 self._mark(block)
-            self.page.blocks.append(block)
-        self._closed = []
+            self._blocks.append(block)
+        if self._closed:
+            self._closed = []
         if self._open:
-            self._open = [(0, mark, url) for _, mark, url in self._open]
+            self._open[:] = [(0, mark, url) for _, mark, url in self._open]
         pieces.clear()
 
     def _mark(self, block: Block) -> None:
@@ -338,22 +353,23 @@ class _Splitter:
         sources = (attributes.get("src") or "", attributes.get("data-src") or "")  # lazy pages have a placeholder in src
         if url := next((each for each in sources if each and not each.startswith("data:")), ""):
             alt = " ".join((attributes.get("alt") or "").split())
-            self.page.images.append((len(self.page.blocks), self._current, Image(url, alt)))
+            self._images.append((len(self._blocks), self._current, Image(url, alt)))
 
 
-def _element_bits(node: LexborNode, tag: str) -> tuple[int, str]:
-    """The token groups of an element, and its class names and id."""
-    bits = _TAG_BITS.get(tag, 0)
-    names = ""
-    for key, value in node.attributes.items():
-        if key in _NAME_ATTRIBUTES:
-            if value:
-                bits |= _name_bits(value[:_MAX_NAMES])
-                if key == "class" or key == "id":
-                    names += value + " "
-        elif key in _HIDING_ATTRIBUTES and _is_hidden(key, value or ""):
-            bits |= _HIDDEN_BIT
-    return bits, names
+@functools.lru_cache(maxsize=1 << 16)
+def _names_bits(names: str) -> int:
+    """The token groups of names, which most pages repeat."""
+    bits = 0
+    for name in names.split():
+        bits |= _name_bits(name)
+    return bits
+
+
+def _attribute_bits(key: str, value: str) -> int:
+    """The bits of one of `_OTHER_ATTRIBUTES`."""
+    if key in _HIDING_ATTRIBUTES:
+        return _HIDDEN_BIT if _is_hidden(key, value) else 0
+    return _names_bits(value[:_MAX_NAMES])
 
 
 def _is_hidden(key: str, value: str) -> bool:

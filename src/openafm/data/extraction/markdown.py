@@ -44,6 +44,7 @@ class _Writer:
         self._length = 0
         self._offsets: dict[int, int] = {}  # start of each chosen block
         self._data_tables: dict[int, bool] | None = None
+        self._reads_cells = structure and "table" in page.containers.tags
         self._table = -1
         self._rows: dict[int, dict[int, str]] = {}
         self._table_blocks: list[int] = []
@@ -52,7 +53,7 @@ class _Writer:
         self._seen_items: set[int] = set()
 
     def add(self, index: int, block: Block) -> None:
-        table, row, cell = self._cell_of(block.container) if self._structure else (-1, -1, -1)
+        table, row, cell = self._cell_of(block.container) if self._reads_cells else (-1, -1, -1)
         if table != self._table:
             self._end_table()
         if table >= 0:
@@ -126,6 +127,8 @@ class _Writer:
 
     def _inline(self, block: Block) -> str:
         spans = [span for span in block.spans if span.mark or (self._links and span.url)] if self._structure else []
+        if not spans and LINE_BREAK not in block.raw:
+            return block.text
         raw = _marked(block.raw, spans, self._url) if spans else block.raw
         lines = [" ".join(line.split()) for line in raw.split(LINE_BREAK)]
         text = "\n".join(lines).strip()

@@ -44,6 +44,8 @@ def read_rules(path: str = "") -> Mapping[str, DomainRule]:
 
 def rule_for(url: str, rules: Mapping[str, DomainRule]) -> DomainRule | None:
     """Return the rule of the longest domain that matches the host of a URL."""
+    if not any(domain in url.lower() for domain in rules):
+        return None
     try:
         labels = (urlsplit(url).hostname or "").split(".")
     except ValueError:

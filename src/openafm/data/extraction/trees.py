@@ -39,11 +39,11 @@ class TreeEnsemble:
         depth, num_trees = self.features.shape
         above = features.take(self.features.ravel(), axis=0) > self.thresholds.reshape(-1, 1)
         answers = above.view(np.uint8).reshape(depth, num_trees, -1)
-        index = answers[0].astype(np.int32)
+        leaf = answers[0]
         for level in range(1, depth):
-            index += index
-            index += answers[level]
-        index += np.arange(0, num_trees << depth, 1 << depth, dtype=np.int32)[:, None]
+            leaf += leaf
+            leaf += answers[level]
+        index = leaf + np.arange(0, num_trees << depth, 1 << depth)[:, None]
         logits = self.leaves.ravel().take(index).sum(axis=0) + self.bias
         result: Matrix = (1 / (1 + np.exp(-logits))).astype(np.float32)
         return result
