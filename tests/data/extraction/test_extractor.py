@@ -125,6 +125,19 @@ def test_relative_urls_refer_to_the_base_element() -> None:
     assert "[the rest](https://cdn.example/files/rest.html)" in document.text
 
 
+def test_unknown_elements_have_the_kind_that_their_own_page_names() -> None:
+    """Lexbor numbers unknown elements by address, and pages reuse addresses."""
+    for _ in range(10):
+        assert block_texts("<post>a</post><x-one>b</x-one>") == ["a", "b"]
+        assert block_texts("<x-one>a</x-one><x-two>b</x-two>") == ["ab"]
+
+
+def block_texts(html: str) -> list[str]:
+    root = parse(html.encode())
+    assert root is not None
+    return [block.text for block in split_blocks(root).blocks]
+
+
 @pytest.mark.parametrize(
     ("scores", "chosen", "confidence"),
     [
@@ -178,6 +191,7 @@ def test_rules_of_a_domain_decide(tmp_path: Path) -> None:
     assert document_of(PAGE, config).extractor == "rule"  # no such element: the classifier's choice
     assert "paragraph number 5" in document_of(PAGE, config).text
     assert rule_for("https://www.example.org:80/x", read_rules(str(rules))) is not None
+    assert rule_for("https://WWW.EXAMPLE.ORG/x", read_rules(str(rules))) is not None
     assert rule_for("https://badexample.org/", read_rules(str(rules))) is None
 
 

@@ -136,8 +136,9 @@ def _classes() -> npt.NDArray[np.uint8]:
     """Return the class of each code point: letters, digits and marks; those of scripts without spaces; others."""
     classes = np.zeros(0x110000, np.uint8)
     for first, last in _ASSIGNED:
-        categories = np.array([unicodedata.category(chr(code)) for code in range(first, last + 1)]).view("U1")[::2]
-        classes[first : last + 1] = np.isin(categories, ("L", "N", "M")) * _LETTER
+        categories = "".join(map(unicodedata.category, map(chr, range(first, last + 1)))).encode()
+        initials = np.frombuffer(categories, np.uint8)[::2]
+        classes[first : last + 1] = np.isin(initials, np.frombuffer(b"LNM", np.uint8)) * _LETTER
     classes[ord("_")] = _LETTER
     for first, last in _SPACELESS_SCRIPTS:
         classes[first : last + 1] *= _SPACELESS

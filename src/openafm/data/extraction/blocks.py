@@ -201,12 +201,12 @@ def split_blocks(root: LexborNode, max_blocks: int = sys.maxsize) -> PageBlocks:
 
 @functools.cache
 def _static_kinds() -> dict[int, tuple[int, str]]:
-    """The kinds and names of elements by Lexbor's number of their tag, filled as they occur."""
+    """The kind and tag of each element by Lexbor's number of the tag, filled as elements occur."""
     return {}
 
 
 def _kind_of(node: LexborNode) -> tuple[int, str]:
-    """The kind and the tag of a node. Numbers from `_NUM_STATIC_TAGS` on are of one document and not stored."""
+    """The kind and the tag of a node. Numbers above `_NUM_STATIC_TAGS` are of one page, so they are not stored."""
     tag = node.tag or ""
     found = (_KINDS.get(tag, _OTHER), tag)
     if node.tag_id < _NUM_STATIC_TAGS:

@@ -24,7 +24,8 @@ _MIN_HESSIAN = 2.0  # of each side of a split
 class TreeEnsemble:
     """Boosted trees. Level `d` of tree `t` asks whether `features[d, t]` is above `thresholds[d, t]`.
 
-    The answers are the bits of the index of a leaf, the first level's being the highest. `leaves` is [trees, 2 ** depth].
+    The answers are the bits of the index of a leaf, the first level's being the highest. `leaves` is [trees, 2 ** depth];
+    the depth is at most 8, so that indices are bytes.
     """
 
     features: NDArray[np.int32]
