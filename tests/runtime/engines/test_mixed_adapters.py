@@ -27,7 +27,7 @@ from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle import Bundle, write_bundle
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
-from openafm.runtime.engines.base import Engine, Sequence, SequenceError
+from openafm.runtime.engines.base import Engine, OtherBundleError, Sequence, SequenceError
 from openafm.runtime.engines.prefix_cache import PrefixCache
 from openafm.runtime.engines.selection import open_engine
 from openafm.runtime.engines.snapshot import SnapshotMismatchError
@@ -248,6 +248,17 @@ def test_model_and_adapters_are_in_memory_once() -> None:
     first, *others = together("2 bits", 1)
     assert all(other._model is other.runner is first.runner for other in others)
     assert opened("2 bits", 0, beside=others[-1])._adapter is first._adapter
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_engines_of_other_weights_share_no_steps(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAFM_ENGINE", kind)
+    full, other = full_bundle("fp32"), full_bundle("tracks and experts")
+    with pytest.raises(OtherBundleError):
+        open_engine(full, beside=open_engine(other))
+    if kind == "native":  # the same bundle in other numerics
+        with pytest.raises(OtherBundleError):
+            open_engine(full, beside=opened("8 bits", NO_ADAPTER))
 
 
 def test_new_weights_of_one_engine_leave_the_others_unchanged() -> None:

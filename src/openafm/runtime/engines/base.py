@@ -56,6 +56,7 @@ __all__ = [
     "InsertedEmbeddings",
     "InsertedEmbeddingsError",
     "LogitsOf",
+    "OtherBundleError",
     "RollbackError",
     "Sequence",
     "SequenceError",
@@ -70,6 +71,13 @@ StepInput: TypeAlias = (
     tuple[Sequence, List[int]] | tuple[Sequence, List[int], List[InsertedEmbeddings]]
 )  # fmt: skip
 _TOKEN = "i"  # array type of token ids: 4 bytes
+
+
+class OtherBundleError(UsageError):
+    """Engines of different bundles, numerics or weights cannot share their steps."""
+
+    def __init__(self) -> None:
+        super().__init__("the engine beside which this one opens has other weights; pass one of the same bundle, or none")
 
 
 class WeightUpdateError(UsageError):

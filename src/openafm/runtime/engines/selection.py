@@ -58,7 +58,9 @@ def open_engine(
         AdapterMismatchError: the adapter is for another base.
         AdapterError: the adapter is damaged or has changed since it was opened.
         BundleError: the weights cannot be read or do not fit the config.
+        OtherBundleError: `beside` is an engine of another bundle.
     """
+    beside = None if beside is None or beside.weights_version else beside
     choice = os.environ.get(CHOICE, "")
     if choice not in ("", "native", "torch"):
         raise EngineChoiceError(f"{CHOICE} is '{choice}'; set it to native or torch, or unset it")
@@ -69,7 +71,7 @@ def open_engine(
             try:
                 from openafm.runtime.native.engine import NativeEngine
 
-                peer = beside if isinstance(beside, NativeEngine) and not beside.weights_version else None
+                peer = beside if isinstance(beside, NativeEngine) else None
                 return NativeEngine(bundle, adapter, num_threads=num_threads, beside=peer)
             except NativeBuildError as error:
                 if choice == "native":

@@ -31,7 +31,7 @@ from openafm.models.spans import EmbeddingSpan
 from openafm.models.track_parallel import share_tracks
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.runtime.batching.pending import TokenChunk
-from openafm.runtime.engines.base import Cache, Engine, WeightUpdateError
+from openafm.runtime.engines.base import Cache, Engine, OtherBundleError, WeightUpdateError
 from openafm.runtime.engines.kv_cache import CachedSequences, TorchCache
 from openafm.runtime.engines.shared_weights import base_decoder, sharing
 from openafm.runtime.engines.track_group import track_group
@@ -88,6 +88,7 @@ class TorchEngine(Engine):
             AdapterMismatchError: the adapter is for another base.
             AdapterError: the adapter is damaged.
             BundleError: the weights cannot be read or do not fit the config.
+            OtherBundleError: `beside` has other weights.
         """
         adapter = adapter or bundle.recovery_adapter
         if adapter is not None:
@@ -98,6 +99,8 @@ class TorchEngine(Engine):
                 f"{bundle.path} is compressed or has an adapter, so its tracks cannot be shared; open it in one process"
             )
         base = base_decoder(bundle, device, prepare=partial(_prepare, group=group))
+        if beside is not None and beside._base is not base:
+            raise OtherBundleError
         decoder = sharing(base)
         if adapter is None:
             share = "" if group is None else f" tracks of {group.rank()} in {group.size()}"

@@ -25,7 +25,7 @@ from openafm.core.errors import UsageError
 from openafm.core.processes import finalize
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.runtime.batching.pending import TokenChunk
-from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddingsError, WeightUpdateError
+from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddingsError, OtherBundleError, WeightUpdateError
 from openafm.runtime.native.library import VERSION, kernel_names, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.support import takes_new_weights
@@ -97,6 +97,7 @@ class NativeEngine(Engine):
         AdapterMismatchError: the adapter is for another base.
         AdapterError: the adapter is damaged or has changed since it was opened.
         BundleError: the weights cannot be read or do not fit the config.
+        OtherBundleError: `beside` has other weights.
     """
 
     combines = True
@@ -135,6 +136,9 @@ class NativeEngine(Engine):
             self._owns_weights = numerics is not None
             self._model = self._new_model(library)
         else:
+            own, other = self._bundle, beside._bundle
+            if (own.signature, own.numerics, 0) != (other.signature, other.numerics, beside.weights_version):
+                raise OtherBundleError
             self.num_threads, self.kernels = beside.num_threads, beside.kernels
             self._weights, self._model = beside._weights, beside._model
             self._owns_weights = beside._owns_weights = False

@@ -172,10 +172,11 @@ inline void adapter_sums(const Number *a, const float *x, int num_inputs, int ra
 template <class Number>
 void adapter_sums(const Number *a, const float *x, int num_rows, int num_inputs, int rank, int first, int last, double *low) {
     for (int n = 0, rows; n < num_rows; n += rows) {
-        rows = n + ADAPTER_ROWS <= num_rows ? ADAPTER_ROWS : 1;
+        rows = n + ADAPTER_ROWS <= num_rows ? ADAPTER_ROWS : n + 2 <= num_rows ? 2 : 1;
         for (int k = first, count; k < last; k += count) {
             count = k + ADAPTER_ROWS <= last ? ADAPTER_ROWS : 1;
-            const auto sum = rows == 1    ? count == 1 ? adapter_sums<1, 1, Number> : adapter_sums<1, ADAPTER_ROWS, Number>
+            const auto sum = rows == 1   ? count == 1 ? adapter_sums<1, 1, Number> : adapter_sums<1, ADAPTER_ROWS, Number>
+                             : rows == 2 ? count == 1 ? adapter_sums<2, 1, Number> : adapter_sums<2, ADAPTER_ROWS, Number>
                              : count == 1 ? adapter_sums<ADAPTER_ROWS, 1, Number>
                                           : adapter_sums<ADAPTER_ROWS, ADAPTER_ROWS, Number>;
             sum(a + (int64_t)k * num_inputs, x + (int64_t)n * num_inputs, num_inputs, rank, low + (int64_t)n * rank + k);
