@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from openafm.models.attention_context import PackedDocuments
 from openafm.models.masked_attention import UnsupportedMaskError
 from openafm.models.masks import BidirectionalMask, CausalMask, Mask
 from openafm.models.part_attention import Piece, pieces_of
+from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.row_parts import KeyValueExchange, RowPartContext
 from openafm.models.spans import Span
 
@@ -21,8 +24,8 @@ DOCUMENTS = (Span(0, 0, 5), Span(0, 5, 19), Span(0, 20, 24), Span(1, 0, 13), Spa
 class LocalExchange(KeyValueExchange):
     """The exchange of parts that one process holds: `whole_BWKC` has the keys and values of all of them."""
 
-    def __init__(self, whole_BWKC: Tensor, start: int) -> None:
-        self._whole_BWKC, self._start, self.calls = whole_BWKC, start, 0
+    def __init__(self, whole_BWKC: Tensor, ranges: Sequence[range]) -> None:
+        self._whole_BWKC, self._ranges, self.calls = whole_BWKC, ranges, 0
 
     def gather(self, x_BSKC: Tensor) -> Tensor:
         self.calls += 1
@@ -30,7 +33,7 @@ class LocalExchange(KeyValueExchange):
 
     def with_past(self, x_BSKC: Tensor, length: int) -> Tensor:
         self.calls += 1
-        return self._whole_BWKC[:, max(0, self._start - length) : self._start + x_BSKC.shape[1]]
+        return torch.cat([self._whole_BWKC[:, max(0, own.start - length) : own.stop] for own in self._ranges], dim=1)
 
     def sum(self, x: Tensor) -> Tensor:
         return x
@@ -42,28 +45,32 @@ def random_tensors() -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes)  # type: ignore[return-value]
 
 
-def of_parts(count: int, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+def of_parts(count: int, mask: Mask, tensors: tuple[Tensor, Tensor, Tensor], layout: RowLayoutConfig) -> Tensor:
     """Return the attention of all positions, computed in `count` parts."""
     q, k, v = tensors
-    length, outputs = LENGTH // count, []
+    outputs, places = [], []
     for index in range(count):
-        own = slice(index * length, (index + 1) * length)
-        exchange = LocalExchange(torch.cat((k, v), dim=2), own.start)
-        context = RowPartContext(DOCUMENTS, ROWS, LENGTH, index, count, exchange, torch.device("cpu"))
+        ranges = layout.ranges(index, count, LENGTH)
+        own = [position for one in ranges for position in one]
+        exchange = LocalExchange(torch.cat((k, v), dim=2), ranges)
+        context = RowPartContext(DOCUMENTS, ROWS, LENGTH, ranges, exchange, torch.device("cpu"))
         context.store(0, k[:, own], v[:, own])
         outputs.append(context.attend(0, q[:, own], mask))
         assert context.attend(0, q[:, own], mask).equal(outputs[-1])
         assert exchange.calls == 1  # a layer that shares keys and values reuses what was exchanged
-    return torch.cat(outputs, dim=1)
+        places += own
+    assert sorted(places) == list(range(LENGTH))
+    return torch.cat(outputs, dim=1)[:, torch.tensor(places).argsort()]
 
 
+@pytest.mark.parametrize("layout", [ConsecutiveLayout(), BalancedLayout()], ids=lambda layout: type(layout).__name__)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("window", [None, 1, 2, 4, 7, 30])
-def test_parts_attend_as_whole_rows(count: int, window: int | None) -> None:
+def test_parts_attend_as_whole_rows(count: int, window: int | None, layout: RowLayoutConfig) -> None:
     mask, tensors = CausalMask(window), random_tensors()
     whole = PackedDocuments(DOCUMENTS, ROWS, LENGTH)
     whole.store(0, *tensors[1:])
-    expected, found = whole.attend(0, tensors[0], mask), of_parts(count, mask, tensors)
+    expected, found = whole.attend(0, tensors[0], mask), of_parts(count, mask, tensors, layout)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     gradients = [torch.autograd.grad((x * weights).sum(), tensors) for x in (found, expected)]
@@ -72,14 +79,15 @@ def test_parts_attend_as_whole_rows(count: int, window: int | None) -> None:
 
 
 def test_positions_count_from_the_beginning_of_a_document() -> None:
-    exchange = LocalExchange(torch.zeros(0), 0)
-    context = RowPartContext(DOCUMENTS, ROWS, LENGTH, 1, 4, exchange, torch.device("cpu"))
+    exchange = LocalExchange(torch.zeros(0), ())
+    context = RowPartContext(DOCUMENTS, ROWS, LENGTH, (range(6, 12),), exchange, torch.device("cpu"))
     assert context.positions_BS.tolist() == [[1, 2, 3, 4, 5, 6], [6, 7, 8, 9, 10, 11]]
 
 
 def test_some_positions_as_queries() -> None:
     q, k, v = random_tensors()
-    context = RowPartContext(DOCUMENTS, ROWS, LENGTH, 1, 2, LocalExchange(torch.cat((k, v), 2), 12), torch.device("cpu"))
+    own = (range(12, 24),)
+    context = RowPartContext(DOCUMENTS, ROWS, LENGTH, own, LocalExchange(torch.cat((k, v), 2), own), torch.device("cpu"))
     context.store(0, k[:, 12:], v[:, 12:])
     indices_N = torch.tensor([0, 3, 13, 15])
     narrowed = context.narrow(indices_N)
@@ -91,7 +99,8 @@ def test_some_positions_as_queries() -> None:
 
 def test_a_part_of_padding_has_gradients_of_zeros() -> None:
     q, k, v = random_tensors()
-    context = RowPartContext(DOCUMENTS[:1], ROWS, LENGTH, 3, 4, LocalExchange(torch.cat((k, v), 2), 18), torch.device("cpu"))
+    own = (range(18, 24),)
+    context = RowPartContext(DOCUMENTS[:1], ROWS, LENGTH, own, LocalExchange(torch.cat((k, v), 2), own), torch.device("cpu"))
     context.store(0, k[:, 18:], v[:, 18:])
     output = context.attend(0, q[:, 18:], CausalMask())
     assert not output.any()
@@ -109,4 +118,4 @@ def test_pieces_cover_queries_and_keys() -> None:
 
 def test_other_masks_are_refused() -> None:
     with pytest.raises(UnsupportedMaskError, match="cannot apply a BidirectionalMask; supported: CausalMask"):
-        of_parts(2, BidirectionalMask(), random_tensors())
+        of_parts(2, BidirectionalMask(), random_tensors(), ConsecutiveLayout())

@@ -14,6 +14,7 @@ from tiny_runs import VOCAB_SIZE, tiny_model, tiny_run
 
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.models.config import DecoderConfig, TrackNormConfig
+from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import parallel_track_decoder
 from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
@@ -53,11 +54,17 @@ class Combination:
     model: str
     axes: Mapping[str, int] = field(default_factory=dict)
     microbatch_rows: int | None = None
+    context_layout: RowLayoutConfig = field(default_factory=ConsecutiveLayout)
 
     @property
     def name(self) -> str:
         axes = " ".join(f"{axis}={size}" for axis, size in self.axes.items())
-        return f"{self.model} {axes or 'alone'} {'' if self.microbatch_rows is None else 'microbatches'}".strip()
+        more = ["microbatches"] * (self.microbatch_rows is not None) + ["balanced"] * self.is_balanced
+        return " ".join((self.model, axes or "alone", *more))
+
+    @property
+    def is_balanced(self) -> bool:
+        return isinstance(self.context_layout, BalancedLayout)
 
     def config(self, corpus: Path) -> TrainerConfig:
         data = LoaderConfig(sources=(SourceConfig(name="count", path=str(corpus)),), rows_per_step=5, row_tokens=48)
@@ -65,7 +72,7 @@ class Combination:
             data,
             NUM_STEPS,
             model=tiny_model() if self.model == "plain" else track_model(),
-            parallel=ParallelConfig(**self.axes),
+            parallel=ParallelConfig(**self.axes, context_layout=self.context_layout),
             # With a small epsilon AdamW amplifies rounding in gradients near 0.
             optimizer=AdamWConfig(learning_rate=3e-3, eps=1e-4),
             ema=EMAConfig(decay=0.9),
@@ -86,11 +93,14 @@ COMBINATIONS: dict[int, list[Combination]] = {
         Combination(model="tracks", axes={"track": 2}),
         Combination(model="plain", axes={"context": 2}, microbatch_rows=1),
         Combination(model="tracks", axes={"context": 2}),
+        Combination(model="plain", axes={"context": 2}, context_layout=BalancedLayout()),
+        Combination(model="tracks", axes={"context": 2}, microbatch_rows=1, context_layout=BalancedLayout()),
     ],
     4: [
         Combination(model="plain", axes={"shard": 4}),
         Combination(model="plain", axes={"replicate": 2, "shard": 2}, microbatch_rows=1),
         Combination(model="plain", axes={"context": 4}),
+        Combination(model="tracks", axes={"context": 4}, context_layout=BalancedLayout()),
         Combination(model="plain", axes={"context": 2, "shard": 2}, microbatch_rows=1),
         Combination(model="tracks", axes={"replicate": 2, "context": 2}, microbatch_rows=1),
         Combination(model="tracks", axes={"context": 2, "track": 2}),

@@ -37,6 +37,9 @@ def plan(
         int | None,
         typer.Option(help="Devices that divide the positions of each row; default: 1, or more if no layout fits with 1."),
     ] = None,
+    context_layout: Annotated[
+        str, typer.Option(help="Positions of each of them: consecutive, or balanced: equal work in long documents.")
+    ] = "consecutive",
     track: Annotated[int | None, typer.Option(help="Devices on the track axis; default: chosen.")] = None,
     expert: Annotated[int | None, typer.Option(help="Devices on the expert axis; default: chosen.")] = None,
     rows_per_step: Annotated[
@@ -97,6 +100,7 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Estimate the memory of training a named size on many devices, and the time of a step at peak rates."""
+    from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
     from openafm.models.sizes import named_size
     from openafm.training.config import ActivationCheckpointingConfig
     from openafm.training.planning.chips import NUMBER_BYTES, named_chip
@@ -117,7 +121,10 @@ def plan(
             ActivationCheckpointingConfig(keep_attention=keep_attention) if recompute or keep_attention else None
         ),
     )
-    axes = Axes(context=context, shard=shard, expert=expert, track=track)
+    layouts: dict[str, RowLayoutConfig] = {"consecutive": ConsecutiveLayout(), "balanced": BalancedLayout()}
+    if context_layout not in layouts:
+        raise UsageError(f"--context-layout {context_layout} is neither consecutive nor balanced")
+    axes = Axes(context=context, shard=shard, expert=expert, track=track, context_layout=layouts[context_layout])
     assumed: dict[str, Any] = {
         "tokens": tokens,
         "efficiency": efficiency,

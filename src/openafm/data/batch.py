@@ -5,13 +5,14 @@ Shape suffixes: B rows of this rank, S tokens of a row.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from openafm.models.row_layout import RowLayoutConfig
 from openafm.models.spans import EmbeddingSpan, ImageKey, Span
 
 
@@ -29,13 +30,13 @@ class RowPart:
     """The place of a batch in longer rows, whose positions several ranks divide.
 
     Attributes:
-        index, count: part number `index` of `count` equal parts.
+        ranges: the positions of this part, one of `count` with as many each.
         row_tokens: tokens of a whole row; `documents` are those of whole rows.
         targets_B: positions of each whole row that count in the loss.
         is_silent: no position of this part counts in the loss; one is in the loss mask, so that the part has an output.
     """
 
-    index: int
+    ranges: tuple[range, ...]
     count: int
     row_tokens: int
     documents: tuple[Span, ...]
@@ -103,30 +104,29 @@ class Batch:
             images={span.image: self.images[span.image] for span in spans if span.image in self.images},
         )
 
-    def part_of_rows(self, index: int, count: int) -> Batch:
-        """Return part number `index` of `count` equal parts of the positions of each row, for rows without images.
+    def part_of_rows(self, layout: RowLayoutConfig, index: int, count: int) -> Batch:
+        """Return part number `index` of `count` parts of the positions of each row, for rows without images.
 
         A part without targets has one in its mask if the batch has any, and is marked as silent.
         """
         row_tokens = self.tokens_BS.shape[1]
-        length = row_tokens // count
-        start, stop = index * length, (index + 1) * length
-        loss_mask_BS = self.loss_mask_BS[:, start:stop]
+        ranges = layout.ranges(index, count, row_tokens)
+        kept_S = np.concatenate([np.arange(one.start, one.stop) for one in ranges])
+        loss_mask_BS = self.loss_mask_BS[:, kept_S]
         is_silent = self.num_targets > 0 and not loss_mask_BS.any()
         if is_silent:
             loss_mask_BS = np.zeros_like(loss_mask_BS)
             loss_mask_BS[0, 0] = True
-        held = [place for place, span in enumerate(self.documents) if span.start < stop and span.stop > start]
-        cut = [(self.documents[place], max(self.documents[place].start, start)) for place in held]
+        held = _held(self.documents, ranges)
         return Batch(
-            tokens_BS=self.tokens_BS[:, start:stop],
-            targets_BS=self.targets_BS[:, start:stop],
+            tokens_BS=self.tokens_BS[:, kept_S],
+            targets_BS=self.targets_BS[:, kept_S],
             loss_mask_BS=loss_mask_BS,
-            documents=tuple(Span(span.row, first - start, min(span.stop, stop) - start) for span, first in cut),
-            origins=tuple(self.origins[place] for place in held) if self.origins else (),
-            token_fields={name: values_BS[:, start:stop] for name, values_BS in self.token_fields.items()},
+            documents=tuple(span for span, _ in held),
+            origins=tuple(self.origins[place] for _, place in held) if self.origins else (),
+            token_fields={name: values_BS[:, kept_S] for name, values_BS in self.token_fields.items()},
             row_part=RowPart(
-                index=index,
+                ranges=ranges,
                 count=count,
                 row_tokens=row_tokens,
                 documents=self.documents,
@@ -145,6 +145,18 @@ class Batch:
         if num_rows is None or num_rows >= total:
             return [self]
         return [self.rows(start, start + num_rows) for start in range(0, total, num_rows)]
+
+
+def _held(documents: Sequence[Span], ranges: Sequence[range]) -> list[tuple[Span, int]]:
+    """Return the pieces of documents in these positions, by their places there and by their documents' indices."""
+    held, offset = [], 0
+    for one in ranges:
+        for index, span in enumerate(documents):
+            if span.start < one.stop and span.stop > one.start:
+                start, stop = max(span.start, one.start), min(span.stop, one.stop)
+                held.append((Span(span.row, start - one.start + offset, stop - one.start + offset), index))
+        offset += len(one)
+    return sorted(held)
 
 
 class BatchSource(Protocol):

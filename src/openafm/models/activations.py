@@ -25,8 +25,8 @@ class Microbatch:
     """What a device computes at once: `num_rows` rows of `row_tokens` tokens, full of documents of `document_tokens`.
 
     `number_bytes` is the width of the precision. `attention_bytes` is that of attention, which is fp32 on a CPU. A row has
-    `row_images` images. With `parts` above 1 the tokens are one of that many parts of longer rows, whose keys and values
-    come from other devices.
+    `row_images` images. With `parts` above 1 the tokens are one of that many parts of longer rows, of `chunks` chunks, whose
+    keys and values come from other devices.
     """
 
     num_rows: int
@@ -36,10 +36,15 @@ class Microbatch:
     attention_bytes: int
     row_images: int = 0
     parts: int = 1
+    chunks: int = 1
 
     @property
     def num_tokens(self) -> int:
         return self.num_rows * self.row_tokens
+
+    def sends_window(self, window: int | None) -> bool:
+        """Return True if a layer with this window needs the end of the chunk before each own one, and not whole rows."""
+        return window is not None and window <= self.row_tokens // self.chunks
 
     @property
     def documents(self) -> tuple[int, ...]:
@@ -52,8 +57,10 @@ def past_tokens(window: int | None, batch: Microbatch) -> int:
     """Return how many positions of other parts of the rows a layer gets keys and values of."""
     if batch.parts == 1:
         return 0
-    of_a_row = window - 1 if window is not None and window <= batch.row_tokens else (batch.parts - 1) * batch.row_tokens
-    return batch.num_rows * of_a_row
+    if batch.sends_window(window):
+        assert window is not None
+        return batch.num_rows * batch.chunks * (window - 1)
+    return batch.num_rows * (batch.parts - 1) * batch.row_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ class KeyValueExchange(Protocol):
         """Return the values of whole rows, x_BWKC; the gradient of each position is the sum of those of all ranks."""
 
     def with_past(self, x_BSKC: Tensor, length: int) -> Tensor:
-        """Return these positions after the last `length` of the previous part, which has at least as many.
+        """Return each chunk of these positions after the last `length` of the chunk before it, which has at least as many.
 
-        The first part has no past.
+        The first chunk of a row has no past.
         """
 
     def sum(self, x: Tensor) -> Tensor:
@@ -35,10 +35,10 @@ class KeyValueExchange(Protocol):
 
 
 class RowPartContext(BatchContext):
-    """Part `index` of `count` of the positions of rows of packed documents.
+    """The positions `ranges`, equal chunks, of rows of packed documents.
 
-    Layers with a window get the end of the previous part, other layers the keys and values of whole rows. Layers that read
-    another layer's keys and values reuse what was exchanged for the layer before them.
+    Layers with a window get the ends of the chunks before these, other layers the keys and values of whole rows. Layers that
+    read another layer's keys and values reuse what was exchanged for the layer before them.
     """
 
     def __init__(
@@ -46,19 +46,18 @@ class RowPartContext(BatchContext):
         documents: Sequence[Span],
         num_rows: int,
         row_length: int,
-        index: int,
-        count: int,
+        ranges: Sequence[range],
         exchange: KeyValueExchange,
         device: torch.device,
     ) -> None:
-        length = row_length // count
-        self._own, self._row = range(index * length, (index + 1) * length), range(row_length)
-        whole = PackedDocuments(documents, num_rows, row_length)
-        super().__init__((), to_device(whole.positions_BS[:, self._own.start : self._own.stop], device))
+        self._ranges, self._row = ranges, range(row_length)
+        positions_BS = PackedDocuments(documents, num_rows, row_length).positions_BS
+        own_BS = torch.cat([positions_BS[:, own.start : own.stop] for own in ranges], dim=1)
+        super().__init__((), to_device(own_BS, device))
         self._whole_documents, self._exchange = documents, exchange
-        self._has_documents = any(span.start < self._own.stop and span.stop > self._own.start for span in documents)
+        self._has_documents = any(span.start < own.stop and span.stop > own.start for own in ranges for span in documents)
         self._exchanged: tuple[tuple[int, int | None], Tensor] | None = None
-        self._backends: dict[tuple[range, torch.dtype], PartAttention] = {}
+        self._backends: dict[tuple[range, range, torch.dtype], PartAttention] = {}
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         super().store(layer, k_BSKC, v_BSKC)
@@ -67,14 +66,25 @@ class RowPartContext(BatchContext):
 
     def attend(self, layer: int, q_BSHC: Tensor, mask: Mask) -> Tensor:
         past = self._past(mask)
-        keys = self._row if past is None else range(max(0, self._own.start - past), self._own.stop)
         exchanged = self._exchanged_values(layer, past)
-        backend = self._backend(keys, q_BSHC)
-        q_NHC, (k_MKC, v_MKC) = q_BSHC.flatten(0, 1), exchanged.flatten(0, 1).chunk(2, dim=1)
-        o_NHC = backend.attend(q_NHC, k_MKC, v_MKC, mask)
-        if not self._has_documents:
-            o_NHC = _KeptInGraph.apply(o_NHC, q_NHC, exchanged)
-        return o_NHC.view_as(q_BSHC)
+        if past is None:
+            keys, values = [self._row] * len(self._ranges), [exchanged] * len(self._ranges)
+        else:
+            keys = [range(max(0, own.start - past), own.stop) for own in self._ranges]
+            values = list(exchanged.split([len(seen) for seen in keys], dim=1))
+        outputs = [
+            self._attend_in_chunk(own, seen, q_BLHC, kv_BMKC, mask)
+            for own, seen, q_BLHC, kv_BMKC in zip(
+                self._ranges, keys, q_BSHC.chunk(len(self._ranges), dim=1), values, strict=True
+            )
+        ]
+        o_BSHC = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return o_BSHC if self._has_documents else _KeptInGraph.apply(o_BSHC, q_BSHC, exchanged)
+
+    def _attend_in_chunk(self, own: range, seen: range, q_BLHC: Tensor, kv_BMKC: Tensor, mask: Mask) -> Tensor:
+        backend = self._backend(own, seen, q_BLHC)
+        k_NKC, v_NKC = kv_BMKC.flatten(0, 1).chunk(2, dim=1)
+        return backend.attend(q_BLHC.flatten(0, 1), k_NKC, v_NKC, mask).view_as(q_BLHC)
 
     def narrow(self, indices_N: Tensor) -> AttentionContext:
         return _NarrowedPart(self, to_device(indices_N, self.positions_BS.device))
@@ -83,9 +93,9 @@ class RowPartContext(BatchContext):
         raise AssertionError("parts of rows are for training, which has no last positions")
 
     def _past(self, mask: Mask) -> int | None:
-        """Return how many positions of the previous part a layer reads; None for whole rows."""
+        """Return how many positions of the chunk before a layer reads; None for whole rows."""
         window = mask.window if isinstance(mask, CausalMask) else None
-        return None if window is None or window - 1 > len(self._own) else window - 1
+        return None if window is None or window - 1 > len(self._ranges[0]) else window - 1
 
     def _exchanged_values(self, layer: int, past: int | None) -> Tensor:
         """Return keys and values, concatenated along the heads."""
@@ -95,11 +105,11 @@ class RowPartContext(BatchContext):
             self._exchanged = ((layer, past), found)
         return self._exchanged[1]
 
-    def _backend(self, keys: range, q_BSHC: Tensor) -> PartAttention:
-        key = (keys, q_BSHC.dtype)
+    def _backend(self, own: range, seen: range, q_BLHC: Tensor) -> PartAttention:
+        key = (own, seen, q_BLHC.dtype)
         if key not in self._backends:
-            pieces = pieces_of(self._whole_documents, len(q_BSHC), self._own, keys)
-            self._backends[key] = part_attention(pieces, q_BSHC.device, q_BSHC.dtype)
+            pieces = pieces_of(self._whole_documents, len(q_BLHC), own, seen)
+            self._backends[key] = part_attention(pieces, q_BLHC.device, q_BLHC.dtype)
         return self._backends[key]
 
 

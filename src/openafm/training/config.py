@@ -444,8 +444,9 @@ class TrainerConfig(Config):
             "train with NextTokenConfig",
         )
         for loader in (self.data, *([] if self.evaluation is None else [self.evaluation.data])):
+            chunks = self.parallel.context_layout.num_chunks(context)
             self.require(
-                loader.row_tokens % context == 0,
-                f"rows of {loader.row_tokens} tokens do not divide into {context} equal parts; choose row_tokens and "
+                loader.row_tokens % chunks == 0,
+                f"rows of {loader.row_tokens} tokens do not divide into {chunks} equal parts; choose row_tokens and "
                 "parallel.context that divide",
             )

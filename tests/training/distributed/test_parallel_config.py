@@ -8,6 +8,7 @@ from tiny_runs import tiny_model
 
 from openafm.core.config import ConfigError
 from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.models.row_layout import BalancedLayout
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, CompileConfig, MuonConfig, TrainerConfig
@@ -90,6 +91,8 @@ def test_rows_that_cannot_be_divided_are_refused() -> None:
     config(ParallelConfig(context=4), optimizer=MuonConfig())
     with pytest.raises(ConfigError, match="rows of 48 tokens do not divide into 5 equal parts"):
         config(ParallelConfig(context=5))
+    with pytest.raises(ConfigError, match="rows of 48 tokens do not divide into 32 equal parts"):
+        config(ParallelConfig(context=16, context_layout=BalancedLayout()))
     with pytest.raises(ConfigError, match="PreferenceConfig needs whole rows; leave context at 1"):
         config(ParallelConfig(context=2), objective=PreferenceConfig())
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters, training_flops
+from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import named_size
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshError
@@ -238,6 +239,19 @@ def test_tracks_share_layers_and_the_head() -> None:
     )
     layers, head = whole.flops_of_a_row
     assert tracks.compute_seconds == pytest.approx((layers + head) / 8 / V5P.flops["bfloat16"])
+
+
+def test_a_balanced_layout_divides_the_work_of_long_documents_evenly() -> None:
+    model = replace(named_size("on_device.nano"), context_length=65_536)
+    workload = Workload(rows_per_step=1, row_tokens=65_536)
+
+    def seconds(context: int, layout: RowLayoutConfig) -> float:
+        axes = Axes(context=context, shard=1, expert=1, track=1, context_layout=layout)
+        return make_plan(model, num_devices=context, chip=V5P, workload=workload, axes=axes).compute_seconds
+
+    alone = seconds(1, ConsecutiveLayout())
+    assert seconds(4, BalancedLayout()) == pytest.approx(alone / 4, rel=1e-4)
+    assert seconds(4, ConsecutiveLayout()) > 1.3 * alone / 4
 
 
 def test_recomputing_trades_memory_for_a_third_more_of_the_layers() -> None:

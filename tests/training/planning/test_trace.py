@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from openafm.cli.main import run
 from openafm.models.config import DecoderConfig
+from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import parallel_track_decoder
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.planning.chips import CHIPS
@@ -49,9 +50,11 @@ def traced(plan: Plan, axis: str, kind: str, trace: StepTrace) -> int:
 
 
 @pytest.mark.long
-def test_rows_are_divided_inside_a_slice() -> None:
-    """Windows get the end of the previous part, other layers whole rows; the planned bytes are near the traced."""
-    plan = planned(Axes(context=2, shard=2, expert=1, track=4), activation_checkpointing=ActivationCheckpointingConfig())
+@pytest.mark.parametrize("layout", [ConsecutiveLayout(), BalancedLayout()], ids=lambda layout: type(layout).__name__)
+def test_rows_are_divided_inside_a_slice(layout: RowLayoutConfig) -> None:
+    """Windows get the ends of the chunks before, other layers whole rows; the planned bytes are near the traced."""
+    axes = Axes(context=2, shard=2, expert=1, track=4, context_layout=layout)
+    plan = planned(axes, activation_checkpointing=ActivationCheckpointingConfig())
     trace = trace_step(plan)
     calls = {c.kind: c.count for c in plan.collectives if c.axis == "context"}
     found = {c.kind: c for c in trace.collectives if c.axis == "context"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from openafm.core.config import Config
@@ -10,6 +10,7 @@ from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.masks import CausalMask
+from openafm.models.row_layout import ConsecutiveLayout, RowLayoutConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
@@ -27,6 +28,7 @@ class MeshShape:
     shard: int
     expert: int
     track: int
+    context_layout: RowLayoutConfig = field(default_factory=ConsecutiveLayout)
 
     @property
     def axes(self) -> dict[str, int]:
@@ -83,6 +85,7 @@ class ParallelConfig(Config):
         replicate: copies of the model; None takes the remaining processes.
         context: processes that divide the positions of each row, with a copy of the weights each; for rows that are too
             long for one process.
+        context_layout: which positions of a row each of them computes.
         shard: shards of weights, gradients and optimizer state (FSDP).
         expert: processes that divide the experts.
         track: processes that divide the tracks.
@@ -92,6 +95,7 @@ class ParallelConfig(Config):
 
     replicate: int | None = None
     context: int = 1
+    context_layout: RowLayoutConfig = field(default_factory=ConsecutiveLayout)
     shard: int = 1
     expert: int = 1
     track: int = 1
@@ -145,6 +149,7 @@ class ParallelConfig(Config):
             shard=self.shard,
             expert=self.expert,
             track=self.track,
+            context_layout=self.context_layout,
         )
 
     def check_model(self, model: DecoderConfig) -> None:

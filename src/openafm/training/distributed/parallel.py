@@ -145,7 +145,7 @@ class Parallelism:
         if self.shape.expert > 1:
             share_experts(model, self.mesh.get_group("expert"))
         if self._context is not None:
-            model.key_value_exchange = GroupKeyValueExchange(self._context)
+            model.key_value_exchange = GroupKeyValueExchange(self._context, self.shape.context_layout)
         self._layouts = self._partition(model)
         if isinstance(model, ClipModel):
             model.gather = partial(gather_vectors, group=self._data)
@@ -202,8 +202,10 @@ class Parallelism:
 
     def part_of_rows(self, batch: Batch) -> Batch:
         """Return the part of the rows whose positions this process computes: all of them without context parallelism."""
-        context = self.shape.context
-        return batch if context == 1 else batch.part_of_rows(self.shape.context_rank(self.rank), context)
+        shape = self.shape
+        if shape.context == 1:
+            return batch
+        return batch.part_of_rows(shape.context_layout, shape.context_rank(self.rank), shape.context)
 
     def losses(self, objective: Objective, model: Decoder, batch: Batch) -> Losses:
         """Return the losses of a batch, a part of `part_of_rows`.

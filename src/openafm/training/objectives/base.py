@@ -123,7 +123,7 @@ def _context(model: Decoder, batch: Batch, device: torch.device) -> BatchContext
     part, exchange = batch.row_part, model.key_value_exchange
     if part is None or exchange is None:
         return PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
-    return RowPartContext(part.documents, num_rows, part.row_tokens, part.index, part.count, exchange, device)
+    return RowPartContext(part.documents, num_rows, part.row_tokens, part.ranges, exchange, device)
 
 
 def _sum_over_parts(model: Decoder) -> Callable[[Tensor], Tensor]:

@@ -91,7 +91,7 @@ def _of_rows(
             continue
         again = recomputing is not None and recomputing.recomputes(index) and index < model.num_prefill_layers - 1
         size = of_a_position * past_tokens(layer.attention.window, batch)
-        if layer.attention.window is None or layer.attention.window > batch.row_tokens:
+        if not batch.sends_window(layer.attention.window):
             gathers, sums = gathers + 1 + again, sums + 1
             gathered, summed = gathered + (1 + again) * size, summed + size
         else:

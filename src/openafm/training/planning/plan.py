@@ -69,8 +69,8 @@ class Workload:
     def rows(self, model: DecoderConfig, num_devices: int) -> int:
         return self.rows_per_step or max(1, num_devices // model.num_tracks)
 
-    def microbatch(self, num_rows: int, chip: Chip, parts: int = 1) -> Microbatch:
-        """Return what a device computes at once, of rows whose positions are divided into `parts`."""
+    def microbatch(self, num_rows: int, chip: Chip, parts: int = 1, chunks: int = 1) -> Microbatch:
+        """Return what a device computes at once, of rows whose positions are divided into `parts` of `chunks` each."""
         number_bytes = NUMBER_BYTES[self.precision]
         row_tokens = self.row_tokens // parts
         return Microbatch(
@@ -78,6 +78,7 @@ class Workload:
             row_tokens=row_tokens,
             document_tokens=min(self.document_tokens or row_tokens, row_tokens),
             parts=parts,
+            chunks=chunks,
             number_bytes=number_bytes,
             attention_bytes=4 if chip.attends_in_fp32 else number_bytes,
             row_images=self.row_images,
@@ -120,8 +121,12 @@ class Plan:
             expert_ranks=self.shape.expert,
             vocabulary_ranks=self.vocabulary_ranks,
         )
-        microbatch = self.workload.microbatch(self.microbatch_rows, self.chip, self.shape.context)
-        return decoder_footprint(self.model, part, microbatch, self.workload.activation_checkpointing)
+        return decoder_footprint(self.model, part, self._microbatch, self.workload.activation_checkpointing)
+
+    @property
+    def _microbatch(self) -> Microbatch:
+        chunks = self.shape.context_layout.num_chunks(self.shape.context) // self.shape.context
+        return self.workload.microbatch(self.microbatch_rows, self.chip, self.shape.context, chunks)
 
     @cached_property
     def memory(self) -> Memory:
@@ -143,7 +148,7 @@ class Plan:
             self.model,
             self.footprint,
             self.shape,
-            batch=self.workload.microbatch(self.microbatch_rows, self.chip, self.shape.context),
+            batch=self._microbatch,
             recomputing=self.workload.activation_checkpointing,
             num_microbatches=self.num_microbatches,
         )
@@ -167,7 +172,7 @@ class Plan:
     def compute_seconds(self) -> float:
         """Return the computing time of one device: the layers of its tracks, and the head, for all its rows.
 
-        With context parallelism it is the device with the last positions of rows, which see the most keys.
+        With context parallelism it is the last device of the axis, whose positions see the most keys in every layout.
         """
         layers, head = self._flops_of_the_last_part(self.workload)
         recomputing = self.workload.activation_checkpointing
@@ -204,8 +209,12 @@ class Plan:
         layers, head = _flops_of_a_row(self.model, row)
         if parts == 1:
             return layers, head
-        before = replace(row, row_tokens=row.row_tokens - row.row_tokens // parts)
-        return layers - _flops_of_a_row(self.model, before)[0], head // parts
+        in_ranges = (
+            _flops_of_a_row(self.model, replace(row, row_tokens=one.stop))[0]
+            - _flops_of_a_row(self.model, replace(row, row_tokens=one.start))[0]
+            for one in self.shape.context_layout.ranges(parts - 1, parts, row.row_tokens)
+        )
+        return sum(in_ranges), head // parts
 
     @property
     def peak_flops(self) -> float:

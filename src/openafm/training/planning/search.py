@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd, isqrt
 
 from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
+from openafm.models.row_layout import ConsecutiveLayout, RowLayoutConfig
 from openafm.training.distributed.config import MeshError, MeshShape, ParallelConfig
 from openafm.training.planning.chips import GIB, Chip, PlanError
 from openafm.training.planning.plan import Plan, Workload
 
 MAX_DEVICES = 1 << 20  # in the search for a layout that fits
+AXES = ("context", "shard", "expert", "track")
 CONTEXTS = (2, 4, 8, 16, 32)  # sizes of the context axis in this search
 
 
@@ -29,6 +31,7 @@ class Axes:
     shard: int | None = None
     expert: int | None = None
     track: int | None = None
+    context_layout: RowLayoutConfig = field(default_factory=ConsecutiveLayout)
 
     @property
     def are_open(self) -> bool:
@@ -87,11 +90,11 @@ def _with_context_if_needed(
 
 
 def _shape(model: DecoderConfig, num_devices: int, slices: int, axes: Axes, row_tokens: int) -> MeshShape:
-    if axes.context is not None and row_tokens % axes.context:
-        raise MeshError(
-            f"rows of {row_tokens:,} tokens do not divide into {axes.context} equal parts; choose a context that does"
-        )
-    config = ParallelConfig(**{name: size for name, size in asdict(axes).items() if size is not None}, slices=slices)
+    if axes.context is not None and row_tokens % axes.context_layout.num_chunks(axes.context):
+        chunks = axes.context_layout.num_chunks(axes.context)
+        raise MeshError(f"rows of {row_tokens:,} tokens do not divide into {chunks} equal parts; choose a context that does")
+    given = {name: size for name in AXES if (size := getattr(axes, name)) is not None}
+    config = ParallelConfig(**given, context_layout=axes.context_layout, slices=slices)
     config.check_model(model)
     return config.shape(num_devices)
 
@@ -123,7 +126,8 @@ def _layouts(
     """Yield all possible layouts, whether they fit or not."""
     if num_devices % slices:
         return
-    for size in (axes.context, axes.shard, axes.expert, axes.track):
+    for name in AXES:
+        size = getattr(axes, name)
         if size is not None and size < 1:
             return
     context = axes.context or 1
@@ -136,7 +140,7 @@ def _layouts(
                 continue
             for shard in _choices(axes.shard, within // (track * expert)):
                 try:
-                    sizes = Axes(context=context, shard=shard, expert=expert, track=track)
+                    sizes = replace(axes, context=context, shard=shard, expert=expert, track=track)
                     shape = _shape(model, num_devices, slices, sizes, workload.row_tokens)
                     yield _largest_microbatch(_laid_out(model, chip, shape, workload))
                 except (MeshError, RowsNotDivisibleError):

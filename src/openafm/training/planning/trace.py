@@ -108,7 +108,9 @@ def trace_step(plan: Plan) -> StepTrace:
     """
     with _fake_processes(plan.shape.world) as processes, _flash_attention():
         config = ParallelConfig(
-            **{axis: size for axis, size in plan.shape.axes.items() if axis != "replicate"}, slices=plan.shape.slices
+            **{axis: size for axis, size in plan.shape.axes.items() if axis != "replicate"},
+            slices=plan.shape.slices,
+            context_layout=plan.shape.context_layout,
         )
         parallelism = Parallelism(config, plan.model, processes)
         with torch.device("meta"):
