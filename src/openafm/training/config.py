@@ -24,12 +24,16 @@ from openafm.training.objectives.config import NextTokenConfig, ObjectiveConfig
 from openafm.training.objectives.preference_config import PreferenceConfig as PreferenceConfig  # a kind of objective
 from openafm.training.observability.replicas import ReplicaCheckConfig
 from openafm.training.observability.stragglers import StragglerConfig
+from openafm.training.precision_config import BFloat16Config as BFloat16Config
+from openafm.training.precision_config import DevicePrecisionConfig as DevicePrecisionConfig
+from openafm.training.precision_config import Float8Config as Float8Config
+from openafm.training.precision_config import Float32Config as Float32Config
+from openafm.training.precision_config import PrecisionConfig as PrecisionConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
@@ -175,45 +179,6 @@ class EMAConfig(Config):
     def decay_at(self, update: int) -> float:
         """Return the decay of update `update`, counted from 1."""
         return min(self.decay, update / (update + 9))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionConfig(Config, ABC):
-    """Base of the compute precisions. Master weights, gradients and optimizer state are always fp32."""
-
-    @abstractmethod
-    def compute_dtype(self, device: str) -> torch.dtype:
-        """Return the dtype of activations and of the weights' casts on this type of device."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float32Config(PrecisionConfig):
-    """Compute in fp32."""
-
-    def compute_dtype(self, device: str) -> torch.dtype:
-        import torch
-
-        return torch.float32
-
-
-@dataclass(frozen=True, kw_only=True)
-class BFloat16Config(PrecisionConfig):
-    """Compute in bf16; norms, rotation, softmax and loss in fp32."""
-
-    def compute_dtype(self, device: str) -> torch.dtype:
-        import torch
-
-        return torch.bfloat16
-
-
-@dataclass(frozen=True, kw_only=True)
-class DevicePrecisionConfig(PrecisionConfig):
-    """Compute in bf16 where the device multiplies it in hardware, else in fp32; the two give different weights."""
-
-    def compute_dtype(self, device: str) -> torch.dtype:
-        from openafm.training.precision import fast_dtype
-
-        return fast_dtype(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +330,7 @@ class TrainerConfig(Config):
     optimizer: OptimizerConfig = AdamWConfig()
     schedule: ScheduleConfig = field(default_factory=WarmupCosine)
     ema: EMAConfig | None = None
-    precision: PrecisionConfig = Float32Config()
+    precision: PrecisionConfig = field(default_factory=Float32Config)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     compile: CompileConfig | None = None
     evaluation: EvaluationConfig | None = None
@@ -425,6 +390,10 @@ class TrainerConfig(Config):
         self.require(
             not whole_only or not self.parallel.divides_weights,
             f"{' and '.join(whole_only)} cannot train weights that are divided over processes; use parallel.replicate alone",
+        )
+        self.require(
+            not isinstance(self.precision, Float8Config) or (self.qat is None and self.adapter is None),
+            "Float8Config computes the products that qat and adapters change; use BFloat16Config with them",
         )
         self.require(self.qat is None or self.adapter is None, "qat and adapter exclude each other: run one after the other")
         self.require(

@@ -132,6 +132,7 @@ def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:
 
 def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallelism: Parallelism | None) -> TrainingState:
     prepared.model.compute_dtype = config.precision.compute_dtype(torch.device(device).type)
+    config.precision.install(prepared.model)
     if config.activation_checkpointing is not None:
         config.activation_checkpointing.apply(prepared.model)
     num_steps = config.budget.steps(config.data) or 1

@@ -175,6 +175,7 @@ def train(
 def _check(config: TrainerConfig, ranks: Processes) -> None:
     _check_vocabularies(config)
     config.objective.check(config)
+    config.precision.check_device(ranks.device)
     sizes = device_memory(ranks.device)
     if sizes is not None and config.device.check_memory:
         check_memory(config, ranks.world, sizes[0])
