@@ -2,7 +2,7 @@
 
     python benchmarks/guardrail.py [--bundle NAME] [--xstest FILE] [--quick] [--json]
 
-Trains a guardrail model on the seeds and checks, alone and together with the built-in blocklist:
+Trains a guardrail model on the seeds and the corpus and checks, alone and together with the built-in blocklist:
 
     new_templates  known harms and harmless acts in templates that training lacks
     new_acts       harms and benign-but-scary acts that training lacks
@@ -11,21 +11,24 @@ Trains a guardrail model on the seeds and checks, alone and together with the bu
 
 `recall` and `false_refusals` are of blocklist and model together on new_templates and new_acts, all languages.
 `recall_at_2`, `recall_at_5` and `recall_at_10` are of the model on the same texts, at fixed percentages of false refusals;
-`recall_by_part` has them by set, language and category at 5 %. The seeds are
-small and the shipped model is tiny: these figures show the mechanics, not a detection quality. `--quick` takes a third of
-the held-out texts. A full run writes docs/benchmarks/guardrail.json.
+`recall_by_part` has them by set, language and category at 5 %. `learning_curve` has recall at 5 % by the share of the
+corpus's patterns that the model is trained on, beside the seeds. Settings were chosen on known acts, with the corpus alone;
+no text of the corpus has two content words of one new act. With `--bundle`, the model reads its hidden states, too.
+`--quick` takes a third of the held-out texts and leaves the curve out. A full run writes docs/benchmarks/guardrail.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,15 @@ from shared.reporting import hand_in
 import openafm as fm
 from openafm.bundle import Bundle, open_bundle, resolve_model
 from openafm.safety.blocklist import BlocklistConfig
-from openafm.safety.classifier.examples import LabeledText, held_out_seeds, training_seeds
+from openafm.safety.classifier.examples import (
+    SEED_LOCALES,
+    LabeledText,
+    held_out_seeds,
+    known_seeds,
+    training_seeds,
+)
+from openafm.safety.classifier.features import HiddenStatesConfig
+from openafm.safety.classifier.model import ModelGuardrail
 from openafm.safety.classifier.training import GuardrailTrainingConfig, rates, recall_at, train_guardrail
 from openafm.safety.guardrail import CombinedGuardrail, Guardrail, OutputMonitor, Violation
 from openafm.serving.checked_text import TextDelta
@@ -51,25 +62,26 @@ XSTEST = ROOT.parent / "shared" / "data" / "evaluation" / "xstest" / "xstest_pro
 OTHER_AUTHOR = ROOT / "tests" / "safety" / "held_out_prompts.json"
 FIXED = (2, 5, 10)
 """Shares of false refusals at which recall is compared, in percent."""
+SHARES = (0, 10, 30, 100)
+"""Shares of the corpus in the learning curve, in percent of its patterns."""
 RESPONSE = "The museum opens at nine. Bring a coat, the halls are cool. Tickets are sold at the entrance. " * 8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bundle", help="bundle whose hidden states are read")
+    parser.add_argument("--bundle", help="read the hidden states of this bundle, too")
     parser.add_argument("--xstest", type=Path, default=XSTEST, help="xstest_prompts.csv")
     parser.add_argument("--quick", action="store_true", help="a third of the held-out texts")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
-    bundle = open_bundle(options.bundle or resolve_model())
+    bundle = None if options.bundle is None else open_bundle(options.bundle)
     hand_in(measure(bundle, options.xstest, stride=3 if options.quick else 1), REPORT, options)
 
 
-def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        model, _ = train_guardrail(GuardrailTrainingConfig(), bundle, training_seeds(), Path(folder) / "guardrail")
-        say(f"trained in {time.perf_counter() - start:.0f} s")
+def measure(bundle: Bundle | None, xstest: Path, stride: int) -> dict[str, Any]:
+    start = time.process_time()
+    model = trained(bundle, training_seeds())
+    say(f"trained in {time.process_time() - start:.0f} s of CPU time")
     blocklist = BlocklistConfig().build()
     sets: dict[str, Any] = {}
     pooled: dict[str, list[bool]] = {"blocklist": [], "model": [], "both": []}
@@ -107,8 +119,34 @@ def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
     for percent in FIXED:
         rate = recall_at(percent / 100, scores_pooled, texts_pooled)["all"].to_dict()
         figures |= {f"recall_at_{percent}": rate["share"], f"recall_at_{percent}_interval": rate["interval"]}
-    figures |= overhead(bundle, blocklist, model) | streaming(bundle, blocklist, model)
-    return {"figures": figures, "recall_by_part": by_part, "sets": sets}
+    shipped = open_bundle(resolve_model())
+    figures |= overhead(shipped, blocklist, model) | streaming(shipped, blocklist, model)
+    curve = learning_curve(bundle) if stride == 1 else {}
+    return {"figures": figures, "learning_curve": curve, "recall_by_part": by_part, "sets": sets}
+
+
+def trained(bundle: Bundle | None, texts: list[LabeledText]) -> ModelGuardrail:
+    config = GuardrailTrainingConfig()
+    if bundle is not None:
+        config = dataclasses.replace(config, features=(HiddenStatesConfig(), *config.features))
+    with tempfile.TemporaryDirectory() as folder:
+        return train_guardrail(config, bundle, texts, Path(folder) / "guardrail")[0]
+
+
+def learning_curve(bundle: Bundle | None) -> dict[str, Any]:
+    """Return recall at 5 % false refusals on the held-out seeds, by share of the corpus's patterns. Prompts only."""
+    seeds = dict.fromkeys(each for locale in SEED_LOCALES for each in known_seeds(locale) if each.side == "prompt")
+    corpus = [each for each in training_seeds() if each.side == "prompt" and each not in seeds]
+    held_out_texts = held_out_seeds()
+    curve: dict[str, Any] = {}
+    for percent in SHARES:
+        chosen = [each for each in corpus if zlib.crc32(f"{each.group} {each.locale}".encode()) % 100 < percent]
+        model = trained(bundle, [*seeds, *chosen])
+        curve[str(percent)] = {
+            name: recall_at(0.05, model.highest(texts), texts)["all"].to_dict() for name, texts in held_out_texts.items()
+        }
+        say(f"{percent} % of the corpus: {curve[str(percent)]}")
+    return curve
 
 
 def held_out(xstest: Path, stride: int) -> dict[str, list[LabeledText]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,27 +17,44 @@ from openafm.core.config import ConfigError
 from openafm.safety.classifier.examples import (
     LabeledText,
     LabeledTextError,
-    divided,
+    folds,
     held_out_seeds,
+    known_seeds,
     read_labeled_texts,
     training_seeds,
+)
+from openafm.safety.classifier.features import (
+    CharacterNgramsConfig,
+    HiddenStatesConfig,
+    TextFeaturesConfig,
+    WordClassesConfig,
 )
 from openafm.safety.classifier.model import GuardrailModelError, ModelGuardrail, Threshold, Thresholds
 from openafm.safety.classifier.rates import Rate, wilson
 from openafm.safety.classifier.training import GuardrailTrainingConfig, TooFewTextsError, rates, recall_at, train_guardrail
+from openafm.safety.classifier.word_classes import WordClassFeatures, classes_of_words, language_of
 from openafm.safety.guardrail import Allowed, HoldingGuardrail, Violation
 
 LOCALES = ("de", "fr")
 
 
 def some_seeds() -> list[LabeledText]:
-    return [each for each in training_seeds() if each.locale in LOCALES and each.side == "prompt"][::3]
+    return [each for locale in LOCALES for each in known_seeds(locale) if each.side == "prompt"][::2]
+
+
+def with_states() -> GuardrailTrainingConfig:
+    kinds: tuple[TextFeaturesConfig, ...] = (
+        HiddenStatesConfig(),
+        WordClassesConfig(),
+        CharacterNgramsConfig(num_buckets=512),
+    )
+    return GuardrailTrainingConfig(features=kinds, num_folds=2)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("guardrail") / "model"
-    train_guardrail(GuardrailTrainingConfig(num_hashed=1024), open_bundle(resolve_model()), some_seeds(), out)
+    train_guardrail(with_states(), open_bundle(resolve_model()), some_seeds(), out)
     return out
 
 
@@ -56,9 +77,56 @@ def test_seeds_are_divided_by_act() -> None:
         for locale in LOCALES:
             chosen = [each for each in split if each.locale == locale]
             assert min(sum(bool(t.labels) for t in chosen), sum(not t.labels for t in chosen)) >= 50
-    first, second = divided(training, 0.3)
-    assert 0.2 < len(second) / len(training) < 0.4
-    assert not {(t.locale, t.group) for t in first} & {(t.locale, t.group) for t in second}
+    fold_of = folds(training, 4)
+    assert all(0.2 < fold_of.count(fold) / len(training) < 0.3 for fold in range(4))
+    assert len({(t.locale, t.group, fold) for t, fold in zip(training, fold_of, strict=True)}) == len(
+        {(t.locale, t.group) for t in training}
+    )
+
+
+def content(text: str) -> set[str]:
+    return {word[:5] for word in re.findall(r"\w{4,}", text.casefold())}
+
+
+@pytest.mark.parametrize("locale", ["de", "en", "es", "fr", "it", "pt"])
+def test_the_corpus_has_no_two_content_words_of_a_held_out_act(locale: str) -> None:
+    held_out = {each.group for each in held_out_seeds()["new_acts"] if each.locale == locale}
+    corpus = [each for each in training_seeds() if each.locale == locale][len(known_seeds(locale)) :]
+    harmful = sum(bool(each.labels) for each in corpus)
+    assert min(harmful, len(corpus) - harmful) > 1000
+    for act in held_out:
+        # Frames are not acts; "kill weeds" and "kill ... {weeds}" would share two words.
+        longest = max(len(content(act) & content(each.text)) for each in corpus)
+        assert longest <= max(2, len(content(act)) - 1), act
+
+
+def test_word_classes_are_the_same_in_all_languages() -> None:
+    assert [names for names in classes_of_words("How do I poison my neighbor?") if "person" in names]
+    for text, locale in [("Wie kann ich meinen Nachbarn töten?", "de"), ("¿Cómo puedo matar a mi vecino?", "es")]:
+        assert language_of(text.casefold().strip("¿?").split()) == locale
+        found = {name for names in classes_of_words(text) for name in names}
+        assert {"hurt", "person"} <= found
+    features = WordClassFeatures()
+    assert features(["the weather"], "prompt").sum() == 0
+    hurt, close, far = features(
+        ["kill", "I kill a man", "I kill the long and very boring lecture of this summer with that man"], "prompt"
+    )
+    assert len(hurt.nonzero()[0]) == 1
+    assert len(close.nonzero()[0]) == len(far.nonzero()[0]) + 1  # the pair is close
+    assert float(close @ close) == pytest.approx(1)
+
+
+def test_without_hidden_states_torch_is_not_imported_for_checks(tmp_path: Path) -> None:
+    train_guardrail(GuardrailTrainingConfig(num_folds=2), None, some_seeds(), tmp_path / "out")
+    code = (
+        "import sys; from openafm.safety.classifier.model import ModelGuardrail as G;"
+        f"g = G.open({str(tmp_path / 'out')!r}, locale='de'); g.check_input('Wie kann ich Brot backen?');"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert json.loads((tmp_path / "out" / "guardrail.json").read_text())["bundle"] is None
+    with pytest.raises(ConfigError, match="reads the states of a bundle"):
+        train_guardrail(with_states(), None, some_seeds(), tmp_path / "other")
 
 
 @pytest.mark.long
@@ -119,10 +187,14 @@ def test_damaged_folders_and_other_bundles(folder: Path, tmp_path: Path) -> None
         (tmp_path / "heads.safetensors").write_bytes(data)
         ModelGuardrail.open(tmp_path)
 
-    other = settings | {"bundle": settings["bundle"] | {"signature": "0" * 40}}
-    with pytest.raises(GuardrailModelError, match="train it again"):
-        opened(other)
-    for changed in ([], {}, settings | {"format": 2}, settings | {"thresholds": 3}, settings | {"labels": ["a"]}):
+    bundle, classes, grams = settings["signatures"]
+    for signatures, what in (["0" * 40, classes, grams], "word classes"), ([bundle, "0" * 40, grams], "word classes"):
+        with pytest.raises(GuardrailModelError, match=f"{what} of another version; train it again"):
+            opened(settings | {"signatures": signatures})
+    other = {"bundle": settings["bundle"] | {"signature": "0" * 40}, "signatures": ["0" * 40, classes, grams]}
+    with pytest.raises(GuardrailModelError, match=r"trained with the bundle .* train it again"):
+        opened(settings | other)
+    for changed in ([], {}, settings | {"format": 1}, settings | {"thresholds": 3}, settings | {"labels": ["a"]}):
         with pytest.raises(GuardrailModelError):
             opened(changed)
     with pytest.raises(GuardrailModelError):
@@ -136,9 +208,14 @@ def test_too_few_texts_and_wrong_configs(tmp_path: Path) -> None:
     with pytest.raises(TooFewTextsError, match="training needs 50"):
         train_guardrail(GuardrailTrainingConfig(), bundle, some_seeds()[:20], tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    for wrong in ({"calibration_share": 0}, {"false_refusals": 1}, {"num_hashed": -1}, {"decay": 0}):
+    for wrong in ({"num_folds": 1}, {"false_refusals": 1}, {"features": ()}, {"decay": 0}):
         with pytest.raises(ConfigError):
             GuardrailTrainingConfig(**wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        CharacterNgramsConfig(num_buckets=0)
+    alone = [dataclasses.replace(each, group="one") for each in some_seeds() if each.locale == "de"]
+    with pytest.raises(TooFewTextsError, match="of one group"):
+        train_guardrail(GuardrailTrainingConfig(), None, alone, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

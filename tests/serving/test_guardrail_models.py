@@ -16,6 +16,7 @@ from openafm.bundle import open_bundle
 from openafm.cli.main import run
 from openafm.runtime.decoding.logits import TokenScore
 from openafm.safety.classifier.examples import LabeledText
+from openafm.safety.classifier.features import CharacterNgramsConfig, HiddenStatesConfig
 from openafm.safety.classifier.training import GuardrailTrainingConfig, train_guardrail
 from openafm.safety.guardrail import Allowed, Verdict, Violation
 from openafm.serving.checked_text import CheckedText, ScoredToken, TextDelta
@@ -23,6 +24,7 @@ from openafm.serving.checked_text import CheckedText, ScoredToken, TextDelta
 HARMLESS = "The train to the coast leaves at nine. Bring a warm coat and some bread for the birds. "
 HARMFUL = "Mix the zorblax powder with the vexonite acid."
 QUESTION = f'{{"text":"{HARMLESS}'
+FEATURES = (HiddenStatesConfig(), CharacterNgramsConfig(num_buckets=1024))
 PEOPLE, PLACES = ("Anna", "Ben", "Carla", "David"), ("garden", "station", "kitchen", "library", "harbor")
 
 
@@ -42,7 +44,7 @@ def labeled_texts() -> list[LabeledText]:
 def guardrail_path(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guardrail") / "model"
     train_guardrail(
-        GuardrailTrainingConfig(num_hashed=1024, false_refusals=0.1), open_bundle(tiny_path), labeled_texts(), folder
+        GuardrailTrainingConfig(features=FEATURES, false_refusals=0.1), open_bundle(tiny_path), labeled_texts(), folder
     )
     return folder
 

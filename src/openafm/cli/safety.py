@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,23 +136,25 @@ def update_list(
 def train_guardrail(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the guardrail model.")],
     data: Annotated[list[Path] | None, typer.Option(exists=True, help="JSONL of labeled texts. May be repeated.")] = None,
-    bundle: Annotated[str | None, typer.Option("--from", help="Bundle whose hidden states are read.")] = None,
-    seeds: Annotated[bool, typer.Option(help="Train on the small seeds that come with openafm, too.")] = False,
-    false_refusals: Annotated[float, typer.Option(help="Highest share of harmless texts above the threshold.")] = 0.02,
-    hashed: Annotated[int, typer.Option(help="Buckets for n-grams of characters; 0: hidden states alone.")] = 4096,
+    bundle: Annotated[str | None, typer.Option("--from", help="Read the hidden states of this bundle, too.")] = None,
+    seeds: Annotated[bool, typer.Option(help="Train on the texts that come with openafm, too.")] = False,
+    false_refusals: Annotated[float, typer.Option(help="Highest share of harmless texts above the threshold.")] = 0.05,
     json: JsonOption = False,
 ) -> None:
     """Train a guardrail model on labeled texts and calibrate its thresholds by locale."""
-    from openafm.bundle import open_bundle, resolve_model
+    from openafm.bundle import open_bundle
     from openafm.safety.classifier.examples import read_labeled_texts, training_seeds
+    from openafm.safety.classifier.features import HiddenStatesConfig
     from openafm.safety.classifier.training import GuardrailTrainingConfig
     from openafm.safety.classifier.training import train_guardrail as train
 
-    config = GuardrailTrainingConfig(false_refusals=false_refusals, num_hashed=hashed)
+    config = GuardrailTrainingConfig(false_refusals=false_refusals)
+    if bundle is not None:
+        config = dataclasses.replace(config, features=(HiddenStatesConfig(), *config.features))
     texts = [text for path in data or () for text in read_labeled_texts(path)] + (training_seeds() if seeds else [])
     if not texts:
         raise UsageError("there is nothing to train on; pass --data FILE.jsonl, --seeds, or both")
-    _, report = train(config, open_bundle(bundle or resolve_model()), texts, out)
+    _, report = train(config, None if bundle is None else open_bundle(bundle), texts, out)
     if json:
         print_json({"out": str(out), "texts": len(texts), "calibration": report})
         return
@@ -161,9 +164,7 @@ def train_guardrail(
         for locale, row in rows.items()
     ]
     print_table(["side", "locale", "recall", "false refusals", "threshold", "default"], rows)
-    print_text(
-        f"{out}: trained on {counted(len(texts), 'text')}; these rates are of the texts that thresholds are calibrated on"
-    )
+    print_text(f"{out}: trained on {counted(len(texts), 'text')}; these rates are of parts left out in training")
 
 
 @app.command()

@@ -1,8 +1,9 @@
-"""Labeled texts for guardrail models: the user's JSONL, and seeds in six languages."""
+"""Labeled texts for guardrail models: the user's JSONL, and seeds and a corpus in six languages."""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +14,14 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import lines_of
+from openafm.safety.classifier.corpus import LOCALES, corpus_texts
 from openafm.safety.taxonomy.taxonomy import UnknownSubcategoryError, taxonomy
+from openafm.safety.words import normalize
 
 Side: TypeAlias = Literal["prompt", "response"]
-SEED_LOCALES = ("de", "en", "es", "fr", "it", "pt")
+SEED_LOCALES = LOCALES
 _MAX_CHARACTERS = 20_000
+_STEM, _SHARED = 5, 2  # letters of a stem; stems of a held-out act that no text of the corpus shares with it
 
 
 class LabeledTextError(OpenAFMError):
@@ -85,10 +89,14 @@ def _labeled_text(line: str, place: str) -> LabeledText:
 
 
 def training_seeds() -> list[LabeledText]:
-    """Return prompts and responses from the seeds: known acts in the templates that are for training."""
+    """Return prompts and responses: known acts of the seeds in the templates that are for training, and the corpus."""
+    return [each for locale in SEED_LOCALES for each in (*known_seeds(locale), *_corpus(locale))]
+
+
+def known_seeds(locale: str) -> list[LabeledText]:
+    """Return known acts of the seeds in the templates that are for training."""
     return [
         each
-        for locale in SEED_LOCALES
         for kind in ("templates", "responses")
         for each in _filled(locale, _seeds(locale)[kind], "known", "response" if kind == "responses" else "prompt")
     ]
@@ -104,14 +112,27 @@ def held_out_seeds() -> dict[str, list[LabeledText]]:
     return found
 
 
-def divided(texts: Iterable[LabeledText], share: float) -> tuple[list[LabeledText], list[LabeledText]]:
-    """Return the texts in two parts; about `share` of the groups are in the second. The division depends on groups alone."""
-    first: list[LabeledText] = []
-    second: list[LabeledText] = []
-    for each in texts:
-        is_second = zlib.crc32(f"{each.locale}\0{each.group}".encode()) % 10_000 < share * 10_000
-        (second if is_second else first).append(each)
-    return first, second
+def folds(texts: Iterable[LabeledText], num_folds: int) -> list[int]:
+    """Return the fold of each text. Texts of one group are in one fold; it depends on the group alone."""
+    return [zlib.crc32(f"{each.locale}\0{each.group}".encode()) % num_folds for each in texts]
+
+
+def _corpus(locale: str) -> Iterator[LabeledText]:
+    """Return the corpus of a language without texts that have two content words of one held-out act."""
+    data = _seeds(locale)
+    acts = [act for splits in (*data["acts"].values(), data["harmless"]) for act in splits["new"]]
+    held_out = [_content(act) for act in acts]
+    for each in corpus_texts(locale):
+        content = _content(each.act)
+        if all(len(content & other) < _SHARED for other in held_out):
+            side: Side = "response" if each.is_response else "prompt"
+            labels = () if each.category is None else (each.category,)
+            yield LabeledText(text=each.text, locale=locale, labels=labels, side=side, group=each.pattern)
+
+
+def _content(act: str) -> frozenset[str]:
+    """Return the first letters of the words of an act that are long enough to have a meaning."""
+    return frozenset(word[:_STEM] for word in re.findall(r"[^\W_]{4,}", normalize(act)))
 
 
 def _filled(locale: str, templates: Iterable[str], split: str, side: Side) -> Iterator[LabeledText]:

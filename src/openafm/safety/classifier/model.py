@@ -11,21 +11,22 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from openafm.bundle import Bundle, open_bundle
+from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, read_document
 from openafm.safety.classifier.examples import LabeledText, Side
-from openafm.safety.classifier.features import TextFeatures
-from openafm.safety.classifier.head import Head
+from openafm.safety.classifier.features import JoinedFeatures, TextFeaturesConfig
+from openafm.safety.classifier.head import ARRAYS, Head
 from openafm.safety.guardrail import Allowed, Verdict, Violation
 
 FILES = ("guardrail.json", "heads.safetensors")
-_FORMAT = 1
+_FORMAT = 2
 _CHARACTERS, _OVERLAP = 600, 200  # long texts are scored in windows, so that one sentence is not diluted
 Heads: TypeAlias = Mapping[Side, Head]
 
 
 class GuardrailModelError(OpenAFMError):
-    """A folder is not a guardrail model, or is for another bundle."""
+    """A folder is not a guardrail model, or is for another bundle or other word classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +63,11 @@ class Score:
 class ModelGuardrail:
     """Check texts with a guardrail model. Threads may share it.
 
-    Streamed responses are released after their check, in windows. Runs in torch: a check costs one forward pass.
+    Streamed responses are released after their check, in windows. With hidden states among the features, a check costs one
+    forward pass in torch.
 
     Args:
-        features: the features of the bundle that the heads are trained on.
+        features: the features that the heads are trained on.
         heads: the head of each side.
         thresholds: the thresholds of each side.
         locale: the locale of the texts; one without a threshold has the default, as `Violation.reason` states.
@@ -74,7 +76,7 @@ class ModelGuardrail:
     releases_after_check = True
 
     def __init__(
-        self, features: TextFeatures, heads: Heads, thresholds: Mapping[Side, Thresholds], locale: str | None = None
+        self, features: JoinedFeatures, heads: Heads, thresholds: Mapping[Side, Thresholds], locale: str | None = None
     ) -> None:
         self._features, self._heads, self._thresholds, self.locale = features, heads, thresholds, locale
 
@@ -84,24 +86,29 @@ class ModelGuardrail:
 
         Args:
             locale: the locale of the texts.
-            bundle: the name or folder of its bundle; None: as recorded when it was trained.
+            bundle: the name or folder of its bundle, if it has one; None: as recorded when it was trained.
 
         Raises:
-            GuardrailModelError: the folder is damaged, or the bundle is not the one that it was trained on.
+            GuardrailModelError: the folder is damaged, or its features are of another bundle or other word classes.
             BundleError: the bundle cannot be read.
         """
         settings, arrays = _read(Path(folder))
         try:
-            opened = open_bundle(bundle or settings["bundle"]["path"])
-            if opened.signature != settings["bundle"]["signature"]:
+            recorded = settings["bundle"]
+            opened = None if recorded is None else open_bundle(bundle or recorded["path"])
+            configs = from_dict(_Features, {"kinds": settings["features"]}).kinds
+            features = JoinedFeatures([each.build(opened) for each in configs])
+            if features.signatures != settings["signatures"]:
                 raise GuardrailModelError(
-                    f"{folder} is for the bundle {settings['bundle']['name']} ({settings['bundle']['signature'][:8]}), not "
-                    f"for {opened.name} ({opened.signature[:8]}); train it again with `openafm safety train-guardrail`"
+                    f"{folder} was trained with {_other(opened, recorded)}; train it again with "
+                    "`openafm safety train-guardrail`"
                 )
-            heads = {cast("Side", side): _head(arrays, side, settings["labels"]) for side in settings["thresholds"]}
+            heads = {
+                cast("Side", side): _head(arrays, side, settings["labels"], features) for side in settings["thresholds"]
+            }
             thresholds = {cast("Side", side): _thresholds(each) for side, each in settings["thresholds"].items()}
-            return cls(TextFeatures(opened, settings["num_hashed"]), heads, thresholds, locale)
-        except (KeyError, TypeError, AttributeError) as error:
+            return cls(features, heads, thresholds, locale)
+        except (KeyError, TypeError, AttributeError, ConfigError) as error:
             raise GuardrailModelError(f"{folder} is not a guardrail model: {error!r}") from error
 
     def with_locale(self, locale: str | None) -> ModelGuardrail:
@@ -157,27 +164,32 @@ class ModelGuardrail:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Features(Config):
+    kinds: tuple[TextFeaturesConfig, ...]
+
+
 def write_guardrail(
     folder: Path,
-    bundle: Bundle,
+    configs: tuple[TextFeaturesConfig, ...],
+    features: JoinedFeatures,
+    bundle: Bundle | None,
     heads: Heads,
     thresholds: Mapping[Side, Thresholds],
-    num_hashed: int,
     report: Mapping[str, Any],
 ) -> None:
     """Write a guardrail model as a folder, which must not exist or hold another one."""
     from safetensors.numpy import save_file
 
-    arrays = {
-        f"{side}.{name}": np.ascontiguousarray(getattr(head, name))
-        for side, head in heads.items()
-        for name in ("mean_F", "scale_F", "weight_FL", "bias_L")
-    }
+    arrays = {f"{side}.{name}": np.ascontiguousarray(getattr(head, name)) for side, head in heads.items() for name in ARRAYS}
     settings = {
         "format": _FORMAT,
-        "bundle": {"name": bundle.name, "path": str(bundle.path.resolve()), "signature": bundle.signature},
+        "bundle": None
+        if bundle is None
+        else {"name": bundle.name, "path": str(bundle.path.resolve()), "signature": bundle.signature},
+        "features": to_dict(_Features(kinds=configs))["kinds"],
+        "signatures": features.signatures,
         "labels": next(iter(heads.values())).labels,
-        "num_hashed": num_hashed,
         "thresholds": {
             side: {"default": vars(each.default), "by_locale": {name: vars(t) for name, t in each.by_locale.items()}}
             for side, each in thresholds.items()
@@ -203,16 +215,20 @@ def _read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise GuardrailModelError(f"{folder} is not a guardrail model: {error}") from error
 
 
-def _head(arrays: Mapping[str, Any], side: str, labels: list[str]) -> Head:
-    head = Head(
-        labels=tuple(labels),
-        mean_F=arrays[f"{side}.mean_F"],
-        scale_F=arrays[f"{side}.scale_F"],
-        weight_FL=arrays[f"{side}.weight_FL"],
-        bias_L=arrays[f"{side}.bias_L"],
-    )
-    if head.weight_FL.shape != (len(head.mean_F), len(labels)) or head.bias_L.shape != (len(labels),):
-        raise GuardrailModelError(f"the head for each {side} has the shape {head.weight_FL.shape}; the folder is damaged")
+def _other(opened: Bundle | None, recorded: Mapping[str, Any] | None) -> str:
+    """Return what differs between a folder and what is here."""
+    if opened is None or recorded is None or opened.signature == recorded["signature"]:
+        return "the word classes of another version"
+    return f"the bundle {recorded['name']} ({recorded['signature'][:8]}), not {opened.name} ({opened.signature[:8]})"
+
+
+def _head(arrays: Mapping[str, Any], side: str, labels: list[str], features: JoinedFeatures) -> Head:
+    head = Head(labels=tuple(labels), **{name: arrays[f"{side}.{name}"] for name in ARRAYS})
+    num_features, num_hidden = len(features.is_dense_F), len(head.bias_H)
+    shapes = [getattr(head, name).shape for name in ARRAYS]
+    expected = [(num_features,), (num_features,), (num_features, num_hidden), (num_hidden,), (num_hidden, len(labels))]
+    if shapes != [*expected, (len(labels),)]:
+        raise GuardrailModelError(f"the head for each {side} has the shapes {shapes}; the folder is damaged")
     return head
 
 

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from openafm.bundle import Bundle
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
-from openafm.safety.classifier.examples import LabeledText, Side, divided
-from openafm.safety.classifier.features import TextFeatures
+from openafm.safety.classifier.examples import LabeledText, Side, folds
+from openafm.safety.classifier.features import (
+    CharacterNgramsConfig,
+    JoinedFeatures,
+    TextFeaturesConfig,
+    WordClassesConfig,
+)
 from openafm.safety.classifier.head import Head, fit_head
 from openafm.safety.classifier.model import ModelGuardrail, Threshold, Thresholds, write_guardrail
 from openafm.safety.classifier.rates import LEAST_TEXTS, Rate
@@ -29,35 +35,36 @@ class GuardrailTrainingConfig(Config):
     """Train a guardrail model.
 
     Attributes:
-        calibration_share: share of the groups (topics, authors) that thresholds are calibrated on.
-        false_refusals: highest share of harmless calibration texts above the threshold.
-        num_hashed: buckets for n-grams of characters; they help models of a few million parameters. 0: hidden states alone.
+        features: what is computed from a text. With `HiddenStatesConfig` a bundle is needed, and checks run in torch.
+        num_folds: parts of the groups (topics, authors). Each is scored by a head that was trained on the others; thresholds
+            are calibrated on these scores.
+        false_refusals: highest share of harmless texts above the threshold.
         decay: weight of the squared weights.
     """
 
-    calibration_share: float = 0.3
-    false_refusals: float = 0.02
-    num_hashed: int = 4096
-    decay: float = 1e-4
+    features: tuple[TextFeaturesConfig, ...] = (WordClassesConfig(), CharacterNgramsConfig())
+    num_folds: int = 4
+    false_refusals: float = 0.05
+    decay: float = 1e-5
 
     def __post_init__(self) -> None:
-        self.require(0 < self.calibration_share < 1, f"calibration_share must be in (0, 1), got {self.calibration_share}")
+        self.require(bool(self.features), "features must name at least one kind, such as WordClassesConfig")
+        self.require(self.num_folds >= 2, f"num_folds must be at least 2, got {self.num_folds}")
         self.require(0 <= self.false_refusals < 1, f"false_refusals must be in [0, 1), got {self.false_refusals}")
-        self.require(self.num_hashed >= 0, f"num_hashed must be at least 0, got {self.num_hashed}")
         self.require(self.decay > 0, f"decay must be positive, got {self.decay}")
 
 
 def train_guardrail(
-    config: GuardrailTrainingConfig, bundle: Bundle, texts: Sequence[LabeledText], out: Path
+    config: GuardrailTrainingConfig, bundle: Bundle | None, texts: Sequence[LabeledText], out: Path
 ) -> tuple[ModelGuardrail, dict[str, Any]]:
     """Train a guardrail model, write it to `out`, and return it with its report by side and locale.
 
     A side without texts has the head of the other side.
 
     Raises:
-        TooFewTextsError: there are fewer than 50 harmful or harmless texts to train on, or none to calibrate on.
+        TooFewTextsError: there are fewer than 50 harmful or harmless texts to train on, or too few groups of them.
     """
-    features = TextFeatures(bundle, config.num_hashed)
+    features = JoinedFeatures([each.build(bundle) for each in config.features])
     labels = tuple(sorted({label for each in texts for label in each.labels}))
     heads: dict[Side, Head] = {}
     thresholds: dict[Side, Thresholds] = {}
@@ -66,20 +73,31 @@ def train_guardrail(
         of_side = [each for each in texts if each.side == side]
         if not of_side:
             continue
-        training, calibration = divided(of_side, config.calibration_share)
-        _check_counts(training, calibration, side)
-        targets_NL = np.array([[label in each.labels for label in labels] for each in training], np.float32)
-        num_dense = features.num_features - config.num_hashed
-        heads[side] = fit_head(features([t.text for t in training], side), targets_NL, labels, num_dense, config.decay)
-        scores = heads[side].probabilities(features([each.text for each in calibration], side)).max(1).tolist()
-        thresholds[side] = _calibrated(calibration, scores, config.false_refusals)
-        report[side] = _report(calibration, scores, thresholds[side])
+        heads[side], scores = _trained(config, features, of_side, labels)
+        thresholds[side] = _calibrated(of_side, scores, config.false_refusals)
+        report[side] = _report(of_side, scores, thresholds[side])
     sides = list(heads)
     for side in get_args(Side):
         if side not in heads:
             heads[side], thresholds[side] = heads[sides[0]], thresholds[sides[0]]
-    write_guardrail(out, bundle, heads, thresholds, config.num_hashed, report)
+    write_guardrail(out, config.features, features, bundle, heads, thresholds, report)
     return ModelGuardrail(features, heads, thresholds), report
+
+
+def _trained(
+    config: GuardrailTrainingConfig, features: JoinedFeatures, texts: Sequence[LabeledText], labels: tuple[str, ...]
+) -> tuple[Head, list[float]]:
+    """Return the head of one side, and the score of each text by a head that was trained without its group."""
+    fold_N = np.array(folds(texts, config.num_folds))
+    _check_counts(texts, fold_N)
+    targets_NL = np.array([[label in each.labels for label in labels] for each in texts], np.float32)
+    features_NF = features([each.text for each in texts], texts[0].side)
+    scores_N = np.zeros(len(texts), np.float32)
+    for fold in sorted(set(fold_N.tolist())):
+        is_held = fold_N == fold
+        head = fit_head(features_NF[~is_held], targets_NL[~is_held], labels, features.is_dense_F, config.decay)
+        scores_N[is_held] = head.probabilities(features_NF[is_held]).max(1)
+    return fit_head(features_NF, targets_NL, labels, features.is_dense_F, config.decay), scores_N.tolist()
 
 
 def rates(blocked: Sequence[bool], texts: Sequence[LabeledText]) -> dict[str, dict[str, Rate]]:
@@ -134,17 +152,15 @@ def recall_at(
     return rates_by | {"all": recall(pairs, together)}
 
 
-def _check_counts(training: Sequence[LabeledText], calibration: Sequence[LabeledText], side: Side) -> None:
-    num_harmful = sum(bool(each.labels) for each in training)
-    if min(num_harmful, len(training) - num_harmful) < LEAST_TEXTS:
+def _check_counts(texts: Sequence[LabeledText], fold_N: npt.NDArray[np.int64]) -> None:
+    num_harmful = sum(bool(each.labels) for each in texts)
+    if min(num_harmful, len(texts) - num_harmful) < LEAST_TEXTS:
         raise TooFewTextsError(
-            f"{num_harmful} harmful and {len(training) - num_harmful} harmless texts for each {side}; training needs "
+            f"{num_harmful} harmful and {len(texts) - num_harmful} harmless texts for each {texts[0].side}; training needs "
             f"{LEAST_TEXTS} of both, in several groups"
         )
-    if not any(not each.labels for each in calibration):
-        raise TooFewTextsError(
-            f"no harmless {side} is left to calibrate on; add texts of other groups, or raise calibration_share"
-        )
+    if len(set(fold_N.tolist())) < 2:
+        raise TooFewTextsError(f"the texts for each {texts[0].side} are of one group; add texts of other groups")
 
 
 def _calibrated(texts: Sequence[LabeledText], scores: Sequence[float], false_refusals: float) -> Thresholds:
@@ -172,7 +188,7 @@ def _threshold(harmless_scores: Sequence[float], false_refusals: float) -> float
 
 
 def _report(texts: Sequence[LabeledText], scores: Sequence[float], thresholds: Thresholds) -> dict[str, Any]:
-    """Return the rates on the calibration texts by locale. Recall is held out; false refusals are fitted."""
+    """Return the rates by locale, of heads trained without the group of a text. False refusals are fitted."""
     blocked = [score >= thresholds.of(each.locale).value for each, score in zip(texts, scores, strict=True)]
     return {
         locale: {
