@@ -69,6 +69,15 @@ def write_counters(path: Path, *, seconds: float = 5.0, rows: int = 1) -> Projec
     return read_project(path)
 
 
+def add_starts(path: Path) -> None:
+    """Add two scenarios to a project with counters: one starts from `starts/two.json`, one from rows of its own."""
+    (path / "starts").mkdir(exist_ok=True)
+    (path / "starts" / "two.json").write_text('{"counters": [{"id": "k0", "value": 7}, {"id": "k1", "value": 8}]}')
+    (path / "scenarios" / "starts.jsonl").write_text(
+        '{"id": "file", "query": "Count.", "start": "two"}\n{"id": "own", "query": "Count.", "start": {"counters": []}}\n'
+    )
+
+
 def sample_project(name: str, path: Path) -> Project:
     """Write a sample and return it."""
     write_sample(name, path)

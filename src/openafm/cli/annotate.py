@@ -60,9 +60,6 @@ def init(
             "ToolSandbox-like ones (the package tool_sandbox). Its code runs from there.",
         ),
     ] = None,
-    start: Annotated[
-        int, typer.Option(min=1, help="Starting state of ToolSandbox-like tasks; 1 has the most scenarios.")
-    ] = 1,
     json: JsonOption = False,
 ) -> None:
     """Create a project from a sample or from a copy of tasks. Edit its files to make it your own."""
@@ -74,7 +71,7 @@ def init(
         with _libraries():
             from openafm.annotation.environments.task_import import import_tasks
 
-        notes = import_tasks(tasks, project, start).notes
+        notes = import_tasks(tasks, project).notes
     else:
         write_sample(sample, project)
     num_scenarios = len(read_project(project).scenarios)

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from openafm.annotation.environments.project import Project, read_project
+from openafm.annotation.environments.project import Project, Scenario, read_project
 from openafm.annotation.environments.replay import ProjectEnvironment
 from openafm.rl.prompt_sources import Environment, PromptSource, PromptSourceConfig
 from openafm.rl.prompts import RLPrompt
@@ -41,7 +41,9 @@ class ProjectPromptsConfig(PromptSourceConfig):
 class _ProjectPrompts(PromptSource):
     def __init__(self, project: Project) -> None:
         self._project = project
-        self._prompts = _prompts(project)
+        by_scenario = _prompts(project)
+        self._prompts = [prompt for _, prompt in by_scenario]
+        self._scenarios = {prompt.digest: scenario for scenario, prompt in by_scenario}
         if not self._prompts:
             raise ConversationError(f"{project.path} has no scenario with reference calls; add 'calls' to its scenarios")
 
@@ -49,21 +51,21 @@ class _ProjectPrompts(PromptSource):
         return self._prompts[number % len(self._prompts)]
 
     def environment(self, prompt: RLPrompt) -> Environment | None:
-        return ProjectEnvironment(self._project)
+        return ProjectEnvironment(self._project, self._scenarios[prompt.digest])
 
 
-def _prompts(project: Project) -> list[RLPrompt]:
-    environment = ProjectEnvironment(project)
-    opening = Instructions(text=project.policy, tools=environment.definitions)
-    prompts = []
+def _prompts(project: Project) -> list[tuple[Scenario, RLPrompt]]:
+    environment, prompts = ProjectEnvironment(project), []
     for scenario in project.scenarios:
         if not scenario.calls:
             continue
-        environment.reset()
+        environment.begin(scenario)
         for call in scenario.calls:
             environment.call(call)
         truth = {"state": dict(environment.state), "contains": [scenario.answer] if scenario.answer else []}
+        opening = Instructions(text=project.policy, tools=environment.definitions)
         turns = (opening, UserTurn(text=scenario.query))
-        conversation = Conversation(turns=turns, task=KIND, language=scenario.language)
-        prompts.append(RLPrompt(conversation=conversation, kind=KIND, truth=truth))
+        extra = {"scenario": scenario.id} if scenario.start else {}  # two scenarios may differ in their start alone
+        conversation = Conversation(turns=turns, task=KIND, language=scenario.language, extra=extra)
+        prompts.append((scenario, RLPrompt(conversation=conversation, kind=KIND, truth=truth)))
     return prompts

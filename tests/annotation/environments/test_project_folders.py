@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from project_folders import sample_project, write_counters
+from project_folders import add_starts, sample_project, write_counters
 
-from openafm.annotation.environments.project import SAMPLES, ProjectError, read_project, write_sample
+from openafm.annotation.environments.project import SAMPLES, ProjectError, Scenario, read_project, write_sample
 from openafm.annotation.environments.replay import ProjectEnvironment
 from openafm.annotation.environments.tool_functions import ToolFileError, load_tools
+from openafm.tokenizer.conversation import ToolCall
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -48,6 +50,9 @@ def test_a_wrong_folder_is_a_typed_error(tmp_path: Path) -> None:
         ("scenarios/some.jsonl", '{"id": "a"}', "'id' and 'query'"),
         ("scenarios/some.jsonl", '{"id": "a", "query": "b", "calls": [{}]}', "'calls' is a list"),
         ("scenarios/some.jsonl", '{"id": "a", "query": "b"}\n{"id": "a", "query": "b"}', "occurs twice"),
+        ("scenarios/some.jsonl", '{"id": "a", "query": "b", "start": "two"}', r"some\.jsonl:1: .* has no two\.json"),
+        ("scenarios/some.jsonl", '{"id": "a", "query": "b", "start": "../state"}', "'start' is the name"),
+        ("scenarios/some.jsonl", '{"id": "a", "query": "b", "start": []}', "'start' is the name"),
         ("scenarios/some.jsonl", "[", "some.jsonl:1"),
     ],
 )
@@ -67,6 +72,49 @@ def test_a_wrong_seed_is_named(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / "p" / "state" / file).write_text(text)
     with pytest.raises(ProjectError, match=file):
         _ = project.seed
+
+
+def test_a_scenario_starts_from_its_own_rows(tmp_path: Path) -> None:
+    write_counters(tmp_path / "p")
+    add_starts(tmp_path / "p")
+    project = read_project(tmp_path / "p")
+    environment = ProjectEnvironment(project)
+    rows = []
+    for scenario in project.scenarios:
+        environment.begin(scenario)
+        environment.call(ToolCall(name="add", arguments={"key": "new"}))
+        environment.reset()
+        rows.append([(row["id"], row["value"]) for row in rows_of(environment, "counters")])
+        assert Scenario.from_dict(scenario.to_dict()) == scenario
+    assert rows == [[("c0", 0)], [("k0", 7), ("k1", 8)], []]
+    assert "start" not in project.scenarios[0].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ('{"others": []}', r"bad\.json: table 'others': .* no such table; it has counters"),
+        ('{"sqlite_master": []}', "no such table"),
+        ('{"counters": {}}', "expected a list of objects"),
+        ('{"counters": [{"other": 1}]}', r"bad\.json: table 'counters'"),
+        ("[]", "expected an object of rows by table"),
+        ("{", r"bad\.json: Expecting"),
+    ],
+)
+def test_a_wrong_starting_state_is_named(tmp_path: Path, start: str, message: str) -> None:
+    write_counters(tmp_path / "p")
+    (tmp_path / "p" / "starts").mkdir()
+    (tmp_path / "p" / "starts" / "bad.json").write_text(start)
+    (tmp_path / "p" / "scenarios" / "some.jsonl").write_text('{"id": "a", "query": "b", "start": "bad"}')
+    project = read_project(tmp_path / "p")
+    with pytest.raises(ProjectError, match=message):
+        project.start_image(project.scenarios[0])
+
+
+def rows_of(environment: ProjectEnvironment, table: str) -> list[Any]:
+    rows = environment.state[table]
+    assert isinstance(rows, list)
+    return rows
 
 
 def test_json_rows_make_a_table(tmp_path: Path) -> None:

@@ -153,8 +153,6 @@ def test_a_copy_that_is_changed_moved_or_no_copy_is_refused(domain: Path, projec
         import_tau_bench(domain, project.path)
     with pytest.raises(ProjectError, match="has neither tools"):
         import_tasks(tmp_path, tmp_path / "other")
-    with pytest.raises(ProjectError, match="one starting state"):
-        import_tasks(domain, tmp_path / "other", start=2)
     (domain / "tools" / "more.py").write_text("")
     with pytest.raises(ToolFileError, match="changed after the import"):
         ProjectEnvironment(project)

@@ -188,7 +188,7 @@ def test_calls_of_a_copy_give_the_same_state_again_and_wrong_ones_change_nothing
 
 def test_scenarios_with_what_cannot_be_mapped(package: Path, tmp_path: Path) -> None:
     found = import_tasks(package, tmp_path / "project")
-    assert (found.tools, found.scenarios, found.rows) == (2, 2, {"lamp": 1, "note": 0})
+    assert (found.tools, found.scenarios, found.starts, found.rows) == (2, 3, 2, {"lamp": 1, "note": 0})
     notes = "\n".join(found.notes)
     for part in (
         "search_web was left out: it needs the network",
@@ -197,7 +197,6 @@ def test_scenarios_with_what_cannot_be_mapped(package: Path, tmp_path: Path) -> 
         "1 scenarios were left out: they need a tool",
         "1 scenarios were left out: they hold back",
         "1 scenarios were left out: they begin with several turns",
-        "--start 2 (1)",
         "1 scenarios have milestones of replies and tool calls",
         "1 scenarios have milestones of guardrail_similarity",
         "1 scenarios have minefields",
@@ -205,7 +204,9 @@ def test_scenarios_with_what_cannot_be_mapped(package: Path, tmp_path: Path) -> 
     ):
         assert part in notes
     project = read_project(tmp_path / "project")
-    light, clear = project.scenarios
+    light, clear, two = project.scenarios
+    assert (light.start, clear.start, two.start) == ("", "", "start-2")
+    assert json.loads((tmp_path / "project" / "starts" / "start-2.json").read_text()).keys() == {"lamp"}
     assert (project.policy, light.id, light.query) == ("Be brief.", "light", "Light please")
     assert light.goal == "At the end, lamp has a row with on = true.\nPlay the user of this instruction: Wish: Light please"
     assert light.extra["expect"] == [{"table": "lamp", "has": "row", "values": {"on": True}}]
@@ -213,8 +214,6 @@ def test_scenarios_with_what_cannot_be_mapped(package: Path, tmp_path: Path) -> 
 
 
 def test_a_copy_that_is_changed_incomplete_or_no_copy_is_refused(package: Path, project: Project, tmp_path: Path) -> None:
-    with pytest.raises(ProjectError, match=r"2 starting states .* --start 3 is not one"):
-        import_tasks(package, tmp_path / "third", start=3)
     with pytest.raises(ProjectError, match="has neither tools"):
         import_tasks(tmp_path, tmp_path / "other")
     (package / "tools" / "more.py").write_text("import a_package_that_is_missing\n@register_as_tool()\ndef more(): ...\n")
@@ -225,9 +224,11 @@ def test_a_copy_that_is_changed_incomplete_or_no_copy_is_refused(package: Path, 
     assert not (tmp_path / "other").exists()
 
 
-def test_a_project_of_another_starting_state_on_the_command_line(package: Path, tmp_path: Path) -> None:
-    parts = ["annotate", "init", str(tmp_path / "new"), "--tasks", str(package), "--start", "2", "--json"]
-    reply = CliRunner().invoke(app, parts)
+def test_scenarios_of_a_copy_begin_in_their_own_states(package: Path, tmp_path: Path) -> None:
+    reply = CliRunner().invoke(app, ["annotate", "init", str(tmp_path / "new"), "--tasks", str(package), "--json"])
     assert reply.exit_code == 0, reply.output
-    assert json.loads(reply.stdout)["scenarios"] == 1
-    assert len(json.loads((tmp_path / "new" / "state" / "lamp.json").read_text())) == 2
+    assert json.loads(reply.stdout)["scenarios"] == 3
+    project = read_project(tmp_path / "new")
+    second = [call("switch_lamp", lamp_id="l1", on=True)]
+    problems = {each.id: replay(project, second, each)[0][0].problem for each in project.scenarios}
+    assert problems == {"light": "raised", "clear": "raised", "two": ""}

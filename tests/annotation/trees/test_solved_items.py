@@ -35,6 +35,9 @@ CASES: dict[str, tuple[dict[str, Any], int, str, str]] = {
     "forbidden-row": ({"expect": [row("counters", "no row", id="a")]}, 1, "not_solved", "counters has a row"),
     "row-as-json": ({"expect": [row("notes", id="n", on=True)]}, 0, "solved", ""),
     "unknown-table": ({"expect": [row("lamps", on=True)]}, 0, "not_checkable", "the table 'lamps'"),
+    "start-reference": ({"calls": [ADD], "start": {"counters": [{"id": "a", "value": 5}]}}, 1, "solved", ""),
+    "start-row": ({"expect": [row("counters", id="a", value=6)], "start": "five"}, 1, "solved", ""),
+    "start-without": ({"expect": [row("counters", id="a", value=6)]}, 1, "not_solved", "counters has no row"),
     "text": ({"answer": "1000"}, 0, "solved", ""),
     "missing-text": ({"outputs": ["1000", "euros"]}, 0, "not_solved", "no answer contains 'euros'"),
 }
@@ -47,6 +50,8 @@ def test_items_are_compared_with_what_their_scenarios_expect(tmp_path: Path, cap
     (folder / "state" / "notes.sql").write_text(
         """CREATE TABLE notes (id TEXT PRIMARY KEY, data TEXT); INSERT INTO notes VALUES ('n', '{"on": true}');"""
     )
+    (folder / "starts").mkdir()
+    (folder / "starts" / "five.json").write_text('{"counters": [{"id": "a", "value": 5}]}')
     scenarios = [{"id": id, "query": "Count."} | scenario for id, (scenario, *_) in CASES.items()]
     (folder / "scenarios" / "some.jsonl").write_text("".join(json.dumps(each) + "\n" for each in scenarios))
     project = read_project(folder)
@@ -65,7 +70,7 @@ def test_items_are_compared_with_what_their_scenarios_expect(tmp_path: Path, cap
     for each in report["items"]:
         assert CASES[each["scenario"]][3] in each["reason"]
         assert bool(each["reason"]) == (each["outcome"] != "solved")
-    assert (report["solved"], report["not_solved"], report["not_checkable"], report["open"]) == (5, 5, 3, 1)
+    assert (report["solved"], report["not_solved"], report["not_checkable"], report["open"]) == (7, 6, 3, 1)
 
 
 def test_a_malformed_expectation_is_refused_with_its_line(tmp_path: Path) -> None:

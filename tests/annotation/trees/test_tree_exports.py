@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from project_folders import sample_project, write_counters
-from tree_items import change, new_item, open_store
+from project_folders import add_starts, sample_project, write_counters
+from tree_items import change, new_item, open_store, step
 
 from openafm.annotation.agent import run_agent
 from openafm.annotation.environments.pool import ToolPool
@@ -228,3 +229,35 @@ def test_the_commands(travel: Project, corrected: Item, tmp_path: Path, capsys: 
     assert "other tools" in capsys.readouterr().err
     assert run(["annotate", "export", "--project", str(tmp_path), "--to", "sft"]) == 1
     assert "has no project.toml" in capsys.readouterr().err
+
+
+def test_items_of_other_starting_states_are_exported_and_imported(tmp_path: Path) -> None:
+    write_counters(tmp_path / "counters")
+    add_starts(tmp_path / "counters")
+    project = read_project(tmp_path / "counters")
+    with open_store(project, tmp_path / "items.sqlite") as (store, pool):
+        for scenario in range(3):
+            item = new_item(project, store, pool, scenario)
+            item.query("Count.", change())
+            item.step(step("add", key="k0"), change())
+            item.answer("Done.", change())
+            item.set_done(True, change())
+        assert export(store, project, pool, "sft", tmp_path / "sft.jsonl").lines == 3
+        values = [json.loads(line["messages"][-2]["content"])["value"] for line in lines_of(tmp_path / "sft.jsonl")]
+        assert values == [1, 8, 1]
+        assert export(store, project, pool, "tree", tmp_path / "trees.jsonl").lines == 3
+        (tmp_path / "counters" / "starts" / "two.json").write_text('{"counters": []}')
+        changed = read_project(tmp_path / "counters")
+        report = export(store, changed, pool, "sft", tmp_path / "sft.jsonl")
+        assert (report.lines, "the tool returns" in report.skipped[0]["reason"]) == (2, True)
+        (tmp_path / "counters" / "starts" / "two.json").unlink()
+        report = export(store, project, pool, "sft", tmp_path / "sft.jsonl")  # its state was read before
+        assert report.lines == 3
+    with open_store(project, tmp_path / "other.sqlite") as (store, pool):
+        first, second, third = lines_of(tmp_path / "trees.jsonl")
+        for document in (first, third):
+            assert import_tree(document, store, project, pool) == document["item"]
+        tables = [Item(store, each["item"], pool).tables(0)["counters"] for each in (first, third)]
+        assert tables == [[{"id": "c0", "value": 0}], []]
+        with pytest.raises(ForeignTreeError, match="starting state of the tree does not fit"):
+            import_tree(second, store, replace(project), pool)

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from project_folders import write_counters
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from project_folders import add_starts, write_counters
 from sqlalchemy.exc import StatementError
 from tree_items import answer, change, new_item, open_store, step
 
 from openafm.annotation.database import Database, DatabaseError, Schema
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project
+from openafm.annotation.environments.project import Project, read_project
 from openafm.annotation.environments.replay import ProjectEnvironment
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.trees import tables as tree_tables
@@ -176,6 +176,12 @@ def test_a_change_is_made_once_and_conflicts_are_typed(
     assert fold(tools[0].events(item.id)).head == item.tree.head
 
 
+def with_starts(project: Project) -> Project:
+    """Add scenarios that start from other states: rows in a file, and in the scenario."""
+    add_starts(project.path)
+    return read_project(project.path)
+
+
 class RandomChanges(RuleBasedStateMachine):
     """Random changes of an item. After each one, the state equals a replay of the main stem from nothing."""
 
@@ -184,9 +190,13 @@ class RandomChanges(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.item = new_item(self.project, *self.tools)
-        self.environment = ProjectEnvironment(self.project)
         self.num_nodes = 0
+
+    @initialize(scenario=st.integers(0, 2))
+    def begin(self, scenario: int) -> None:
+        """Create an item that starts from one of several states."""
+        self.item = new_item(self.project, *self.tools, scenario=scenario)
+        self.environment = ProjectEnvironment(self.project, self.project.scenarios[scenario])
 
     @property
     def may_step(self) -> bool:
@@ -265,13 +275,13 @@ class RandomChanges(RuleBasedStateMachine):
 
 
 def test_random_changes_equal_a_replay(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:
-    RandomChanges.project, RandomChanges.tools = project, tools
+    RandomChanges.project, RandomChanges.tools = with_starts(project), tools
     run_random(examples=6, steps=20)
 
 
 @pytest.mark.slow
 def test_ten_thousand_random_changes_equal_a_replay(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:
-    RandomChanges.project, RandomChanges.tools = project, tools
+    RandomChanges.project, RandomChanges.tools = with_starts(project), tools
     run_random(examples=250, steps=40)
 
 
@@ -286,6 +296,18 @@ def run_random(examples: int, steps: int) -> None:
             database=None,
         ),
     )
+
+
+def test_items_of_different_starting_states_share_a_process(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:
+    project = with_starts(project)
+    items = [new_item(project, *tools, scenario=number) for number in range(3)]
+    assert [counters(item) for item in items] == [{}, {"k0": 7, "k1": 8}, {}]
+    for item in items:
+        item.query("Count.", change())
+    for value in (1, 2):
+        for item in items:  # each call finds the state of another item in the process
+            item.step(step("add", key="k0", value=value), change())
+    assert [counters(item) for item in items] == [{"k0": 3}, {"k0": 10, "k1": 8}, {"k0": 3}]
 
 
 def test_two_servers_may_use_one_database(project: Project, tmp_path: Path) -> None:

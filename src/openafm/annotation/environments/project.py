@@ -3,6 +3,7 @@
 project.toml            title, clock, seed, limits
 tools.py                the tools (`world.py`)
 state/*.sql, *.json     the initial database (`seed.py`)
+starts/NAME.json        other starting states: rows by table, which replace those of the initial database
 policy.md               the instructions of the model
 scenarios/*.jsonl       what users ask, with reference calls where the author knows them
 annotations.sqlite      written by `openafm annotate serve`
@@ -15,11 +16,12 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,7 @@ class Scenario:
         goal: what the user wants to have at the end, for the annotator.
         calls: tool calls that reach the goal; empty where the author gives none.
         answer: a text that the last answer contains; empty for any.
+        start: the state that it starts from: the name of a file in `starts`, or rows by table; empty: the initial database.
     """
 
     id: str
@@ -99,6 +102,7 @@ class Scenario:
     goal: str = ""
     calls: tuple[ToolCall, ...] = ()
     answer: str = ""
+    start: str | Mapping[str, Any] = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -124,15 +128,20 @@ class Scenario:
         expected = values.get("expect", [])
         if not isinstance(expected, list) or not all(map(_is_expectation, expected)):
             raise ValueError("'expect' is a list of objects with 'table', 'has' ('row' or 'no row') and 'values'")
+        start = values.get("start", "")
+        if not isinstance(start, dict) and not (isinstance(start, str) and (not start or _START.fullmatch(start))):
+            raise ValueError(f"'start' is the name of a file in starts/, or an object of rows by table; got {start!r:.100}")
         return Scenario(
             **texts,
             calls=tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in calls),
-            extra={name: value for name, value in values.items() if name not in (*_TEXTS, "calls")},
+            start=start,
+            extra={name: value for name, value in values.items() if name not in (*_TEXTS, "calls", "start")},
         )
 
     def to_dict(self) -> dict[str, Any]:
         calls = [{"name": call.name, "arguments": call.arguments} for call in self.calls]
-        return {name: getattr(self, name) for name in _TEXTS} | {"calls": calls} | dict(self.extra)
+        start = {"start": self.start} if self.start else {}
+        return {name: getattr(self, name) for name in _TEXTS} | {"calls": calls} | start | dict(self.extra)
 
 
 def _is_expectation(value: Any) -> bool:
@@ -144,6 +153,8 @@ def _is_expectation(value: Any) -> bool:
     )
 
 
+_START = re.compile(r"[\w-]{1,100}")
+_KEPT_IMAGES = 16
 _TEXTS = {"id": "", "query": "", "language": "en", "goal": "", "answer": ""}
 
 
@@ -180,6 +191,33 @@ class Project:
             return seed_image(self.path / "state")
         except SeedError as error:
             raise ProjectError(str(error)) from error
+
+    def start_image(self, scenario: Scenario) -> bytes:
+        """Return the image of the database that a scenario starts from.
+
+        Raises:
+            ProjectError: its starting state, or a file of the state, cannot be used.
+        """
+        return self._images(json.dumps(scenario.start)) if scenario.start else self.seed
+
+    @cached_property
+    def _images(self) -> Callable[[str], bytes]:
+        return lru_cache(maxsize=_KEPT_IMAGES)(self._image)
+
+    def _image(self, start_text: str) -> bytes:
+        start, place = json.loads(start_text), "the 'start' of the scenario"
+        try:
+            if isinstance(start, str):
+                path = self.path / "starts" / f"{start}.json"
+                place = str(path)
+                start = json.loads(path.read_text(encoding="utf-8"))
+                if not isinstance(start, dict):
+                    raise ProjectError(f"{place}: expected an object of rows by table, got {type(start).__name__}")
+            return seed_image(self.path / "state", start, place)
+        except (SeedError, OSError) as error:
+            raise ProjectError(str(error)) from error
+        except ValueError as error:
+            raise ProjectError(f"{place}: {error}") from error
 
     def scenario(self, scenario_id: str) -> Scenario:
         """Return a scenario.
@@ -242,6 +280,7 @@ def write_sample(name: str, path: Path) -> None:
 
 def _scenarios(folder: Path) -> tuple[Scenario, ...]:
     found: dict[str, Scenario] = {}
+    starts = {each.stem for each in (folder.parent / "starts").glob("*.json")}
     for path in sorted(folder.glob("*.jsonl")):
         for number, line in enumerate(lines_of(path.read_text(encoding="utf-8")), start=1):
             if not line.strip():
@@ -250,6 +289,9 @@ def _scenarios(folder: Path) -> tuple[Scenario, ...]:
                 scenario = Scenario.from_dict(json.loads(line))
                 if scenario.id in found:
                     raise ValueError(f"the id {scenario.id!r:.100} occurs twice")
+                if isinstance(scenario.start, str) and scenario.start and scenario.start not in starts:
+                    places = folder.parent / "starts"
+                    raise ValueError(f"'start' names {scenario.start!r}, but {places} has no {scenario.start}.json")
             except ValueError as error:
                 raise ProjectError(f"{path}:{number}: {error}") from error
             found[scenario.id] = scenario

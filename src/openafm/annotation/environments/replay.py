@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from openafm.annotation.environments.host import CallResult, ToolHost
-from openafm.annotation.environments.project import Project
+from openafm.annotation.environments.project import Project, Scenario
 from openafm.tokenizer.conversation import ToolCall, ToolDefinition
 
 
@@ -13,25 +13,33 @@ class ProjectEnvironment:
     """The tools of a project with their state, in this process: an `Environment` of reinforcement learning (`rl`).
 
     Limits of time and memory need a `ToolProcess`.
+
+    Args:
+        scenario: it starts from the state of this scenario; None: from the initial database.
     """
 
-    def __init__(self, project: Project) -> None:
+    def __init__(self, project: Project, scenario: Scenario | None = None) -> None:
         config = project.config
         self._host = ToolHost(
             project.tools_path, start=config.start, seed=config.seed, max_characters=config.output_characters
         )
-        self._seed = project.seed
-        self.reset()
+        self._project = project
+        self.begin(scenario)
 
     @property
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """The tools as the model reads them."""
         return tuple(self._host.definitions.values())
 
+    def begin(self, scenario: Scenario | None) -> None:
+        """Load the state that a scenario starts from; None: the initial database."""
+        self._start = self._project.seed if scenario is None else self._project.start_image(scenario)
+        self.reset()
+
     def reset(self) -> None:
-        """Return to the initial state."""
+        """Return to the state at the start."""
         self._num_calls = 0
-        self._host.load(self._seed)
+        self._host.load(self._start)
 
     def run(self, call: ToolCall) -> CallResult:
         """Return the result of the next call."""
@@ -54,7 +62,7 @@ class ProjectEnvironment:
         return self._host.digest()
 
 
-def replay(project: Project, calls: Iterable[ToolCall]) -> tuple[list[CallResult], str]:
-    """Return the results of calls from the initial state, and the digest of the state after them."""
-    environment = ProjectEnvironment(project)
+def replay(project: Project, calls: Iterable[ToolCall], scenario: Scenario | None = None) -> tuple[list[CallResult], str]:
+    """Return the results of calls from the state that a scenario starts from, and the digest of the state after them."""
+    environment = ProjectEnvironment(project, scenario)
     return [environment.run(call) for call in calls], environment.digest

@@ -25,12 +25,13 @@ Rows = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskImport:
-    """What was imported, and what could not be mapped."""
+    """What was imported, and what could not be mapped. `rows` are those of the initial database."""
 
     tools: int
     scenarios: int
     rows: Mapping[str, int]
     notes: tuple[str, ...]
+    starts: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class ProjectFiles:
         tools: the text of `tools.py`.
         tables: ids and values of tables, stored as rows with `id` and the JSON text `data`.
         listed: the names of other tables, with ids only.
+        starts: by name, the tables of `tables` that differ in another starting state.
     """
 
     title: str
@@ -51,6 +53,7 @@ class ProjectFiles:
     scenarios: Sequence[Scenario]
     config: str = ""
     listed: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    starts: Mapping[str, Mapping[str, Sequence[tuple[str, Any]]]] = field(default_factory=dict)
 
     def write(self, project: Path) -> None:
         """Write the project's folder and read it again.
@@ -69,6 +72,11 @@ class ProjectFiles:
                 _write_json(project / "state" / f"{name}.json", [{"id": id} for id in ids])
             for name, items in self.tables.items():
                 _write_json(project / "state" / f"{name}.json", [_row(id, value) for id, value in items])
+            for name, start in self.starts.items():
+                (project / "starts").mkdir(exist_ok=True)
+                rows = {table: [_row(id, value) for id, value in items] for table, items in start.items()}
+                text = json.dumps(rows, ensure_ascii=False, indent=1) + "\n"
+                (project / "starts" / f"{name}.json").write_text(text, encoding="utf-8")
             settings = f"title = {json.dumps(self.title)}\nmemory_mb = 1024\noutput_characters = 200000\n{self.config}"
             (project / "project.toml").write_text(settings, encoding="utf-8")
             (project / "tools.py").write_text(self.tools, encoding="utf-8")

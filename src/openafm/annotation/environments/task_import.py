@@ -10,25 +10,20 @@ from openafm.annotation.environments.tau_bench import import_tau_bench
 from openafm.annotation.environments.tool_sandbox_scenarios import import_tool_sandbox
 
 
-def import_tasks(folder: Path, project: Path, start: int = 1) -> TaskImport:
+def import_tasks(folder: Path, project: Path) -> TaskImport:
     """Write a project from a copy of τ-bench-like or ToolSandbox-like tasks.
 
-    Args:
-        start: the number of the starting state, for copies whose scenarios have several.
-
     Raises:
-        ProjectError: the folder is neither kind, there is no such starting state, or the project folder has files.
+        ProjectError: the folder is neither kind, has nothing to import, or the project folder has files.
         ToolFileError: the tools cannot be imported.
     """
     for package in (folder, folder / "tool_sandbox"):
         if (package / "common" / "execution_context.py").is_file() and (package / "scenarios").is_dir():
-            return import_tool_sandbox(package, project, start)
+            return import_tool_sandbox(package, project)
     if not (folder / "tools" / "__init__.py").is_file() or not (folder / "data").is_dir():
         raise ProjectError(
             f"{folder} has neither tools/__init__.py and data/ nor common/execution_context.py and scenarios/; pass "
             "a domain of τ-bench-like tasks, such as tau_bench/envs/retail, or the package of ToolSandbox-like ones, "
             "such as ToolSandbox/tool_sandbox"
         )
-    if start != 1:
-        raise ProjectError(f"{folder} has one starting state; leave out --start {start}")
     return import_tau_bench(folder, project)

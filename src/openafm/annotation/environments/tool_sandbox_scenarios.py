@@ -1,7 +1,8 @@
-"""Scenarios of a user's copy of ToolSandbox-like tasks as a project, one project for each starting state."""
+"""Scenarios of a user's copy of ToolSandbox-like tasks as a project. Each scenario names the state that it starts from."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from collections import Counter
@@ -50,14 +51,11 @@ class _Task:
     unmapped: tuple[str, ...]
 
 
-def import_tool_sandbox(folder: Path, project: Path, start: int = 1) -> TaskImport:
-    """Write a project from the scenarios of a copy that share a starting state.
-
-    Args:
-        start: the number of the starting state; the one with most scenarios is 1.
+def import_tool_sandbox(folder: Path, project: Path) -> TaskImport:
+    """Write a project from the scenarios of a copy. Its initial database is the starting state of most scenarios.
 
     Raises:
-        ProjectError: the copy has no tool, there is no such starting state, or the project folder has files.
+        ProjectError: the copy has no tool or no scenario that can be played, or the project folder has files.
         ToolFileError: the copy cannot be imported.
     """
     folder = folder.resolve()
@@ -70,25 +68,32 @@ def import_tool_sandbox(folder: Path, project: Path, start: int = 1) -> TaskImpo
     clock = datetime.datetime.now().replace(microsecond=0)  # times in the scenarios are relative to the import
     notes = [f"the tool {name} was left out: it {reason}" for name, reason in sorted(library.left_out.items())]
     tasks = _kept(_tasks(library), set(library.tools), notes)
-    states = Counter(_state(task) for task in tasks).most_common()
-    if not 1 <= start <= len(states):
-        raise ProjectError(f"{folder} has {len(states)} starting states with scenarios; --start {start} is not one of them")
-    if len(states) > 1:
-        others = ", ".join(f"{number} ({count})" for number, (_, count) in enumerate(states, 1) if number != start)
-        notes.append(f"a project has one initial database; scenarios of other starting states: --start {others}")
-    chosen = [task for task in tasks if _state(task) == states[start - 1][0]]
-    notes += _notes(chosen)
-    tables = {name: [(id, json.loads(text)) for id, text in rows.items()] for name, rows in chosen[0].tables.items()}
+    if not tasks:
+        raise ProjectError(f"{folder / 'scenarios'} has no scenario that can be played; {'; '.join(notes)}")
+    states = [state for state, _ in Counter(_state(task) for task in tasks).most_common()]
+    first = {state: next(task.tables for task in tasks if _state(task) == state) for state in states}
+    names = {state: f"start-{number}" if number > 1 else "" for number, state in enumerate(states, 1)}
+    initial = first[states[0]]
     ProjectFiles(
         title=folder.name,
         tools=_TOOLS.format(folder=str(folder), digest=digest),
-        policy=chosen[0].system,
-        tables=tables,
-        scenarios=[task.scenario for task in chosen],
+        policy=tasks[0].system,
+        tables=_values(initial),
+        scenarios=[dataclasses.replace(task.scenario, start=names[_state(task)]) for task in tasks],
         config=f'clock = "{clock.isoformat()}"\n',
+        starts={names[state]: _values(_changed(first[state], initial)) for state in states[1:]},
     ).write(project)
-    rows = {name: len(table) for name, table in tables.items()}
-    return TaskImport(tools=len(tools), scenarios=len(chosen), rows=rows, notes=tuple(notes))
+    rows = {name: len(table) for name, table in initial.items()}
+    return TaskImport(tools=len(tools), scenarios=len(tasks), rows=rows, notes=(*notes, *_notes(tasks)), starts=len(states))
+
+
+def _changed(tables: Mapping[str, Rows], initial: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Return the tables with other rows, or the same rows in another order."""
+    return {name: rows for name, rows in tables.items() if list(rows.items()) != list(initial[name].items())}
+
+
+def _values(tables: Mapping[str, Rows]) -> dict[str, list[tuple[str, Any]]]:
+    return {name: [(id, json.loads(text)) for id, text in rows.items()] for name, rows in tables.items()}
 
 
 def _tasks(library: SandboxLibrary) -> list[_Task]:

@@ -46,14 +46,18 @@ class Workspace:
         """Create an item with an id of the client's choice, or return the one of this id.
 
         Raises:
-            AnnotationError: there is no such scenario.
+            AnnotationError: there is no such scenario, or its starting state cannot be used.
         """
         try:
             free = Scenario(id=FREE, query="Free conversation")
             scenario = free if scenario_id == FREE else self.project.scenario(scenario_id)
         except ProjectError as error:
             raise not_found(f"scenario {scenario_id:.100}") from error
-        return self.item(self.store.create(self.project, self.pool.definitions, scenario, person.id, item))
+        try:
+            created = self.store.create(self.project, self.pool.definitions, scenario, person.id, item)
+        except ProjectError as error:
+            raise AnnotationError(f"the starting state of {scenario.id:.100} cannot be used: {error}") from error
+        return self.item(created)
 
     def item(self, id: str) -> Item:
         """Return an item with its newest events.

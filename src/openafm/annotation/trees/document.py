@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project, Scenario
+from openafm.annotation.environments.project import Project, ProjectError, Scenario
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.trees.nodes import check_order
 from openafm.annotation.trees.replay import Replay
@@ -62,7 +62,11 @@ def import_tree(document: Any, store: TreeStore, project: Project, pool: ToolPoo
     tree = fold(events)
     if tree.opening["policy"] != project.policy or tree.tools != tuple(pool.definitions):
         raise ForeignTreeError("the tree has another policy or other tools; import it into a project with the same ones")
-    replay, num_calls = Replay(pool, project.seed), {0: 0}
+    try:
+        start = project.start_image(Scenario.from_dict(tree.opening["scenario"]))
+    except ProjectError as error:
+        raise ForeignTreeError(f"the starting state of the tree does not fit this project: {error!s:.300}") from error
+    replay, num_calls = Replay(pool, start), {0: 0}
     for node in tree.nodes.values():
         num_calls[node.id] = num_calls[node.parent] + len(node.content.calls)
         problem = replay.run(node, num_calls[node.parent])
@@ -70,7 +74,7 @@ def import_tree(document: Any, store: TreeStore, project: Project, pool: ToolPoo
             raise ForeignTreeError(f"this project gives other results; {problem}")
     stored = [_replayed(event, replay, num_calls, project) for event in events]
     item: str = document["item"]
-    if not store.add(item, stored, list(replay.states.values()), project.seed, is_done=tree.is_done):
+    if not store.add(item, stored, list(replay.states.values()), start, is_done=tree.is_done):
         raise ForeignTreeError(f"the item {item} is already in the project", status=409)
     return item
 

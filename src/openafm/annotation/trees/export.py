@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project
+from openafm.annotation.environments.project import Project, ProjectError, Scenario
 from openafm.annotation.errors import writing_to
 from openafm.annotation.trees.document import tree_document
 from openafm.annotation.trees.nodes import Node, NodeKind
@@ -107,4 +107,8 @@ def _not_exported(tree: Tree, project: Project, pool: ToolPool) -> str | None:
     path = tree.path()
     if not path or path[-1].kind is not NodeKind.ANSWER:
         return "the main stem does not end with an answer"
-    return replay_path(pool, project.seed, path)
+    try:
+        start = project.start_image(Scenario.from_dict(tree.opening["scenario"]))
+    except ProjectError as error:
+        return f"its starting state cannot be used: {error}"
+    return replay_path(pool, start, path)

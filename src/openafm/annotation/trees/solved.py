@@ -18,7 +18,7 @@ from typing import Any
 
 from openafm.annotation.environments.host import Problem
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project, Scenario
+from openafm.annotation.environments.project import Project, ProjectError, Scenario
 from openafm.annotation.trees.nodes import Content, Node, NodeKind
 from openafm.annotation.trees.replay import Replay
 from openafm.annotation.trees.store import TreeStore
@@ -92,11 +92,15 @@ def _missing(tree: Tree, scenario: Scenario, project: Project, pool: ToolPool) -
     if not (expected or scenario.calls or texts):
         raise _NotCheckableError("the scenario has no 'expect', no reference calls and no required text")
     path = tree.path()
-    tables = _tables(pool, project, path)
+    try:
+        start = project.start_image(scenario)
+    except ProjectError as error:
+        raise _NotCheckableError(f"its starting state cannot be used: {error}") from error
+    tables = _tables(pool, start, path)
     if expected:
         yield from _missing_rows(expected, tables)
     elif scenario.calls:
-        yield from _differences(_reference(pool, project, scenario), tables)
+        yield from _differences(_reference(pool, start, scenario), tables)
     said = [_plain(node.content.text) for node in path if node.kind is NodeKind.ANSWER]
     yield from (f"no answer contains {text!r}" for text in texts if not any(_plain(text) in each for each in said))
 
@@ -113,9 +117,9 @@ def _plain(text: str) -> str:
     return text.casefold().replace(",", "")
 
 
-def _tables(pool: ToolPool, project: Project, path: Sequence[Node]) -> Tables:
-    """Return the rows after a trajectory."""
-    replay, num_calls = Replay(pool, project.seed), 0
+def _tables(pool: ToolPool, start: bytes, path: Sequence[Node]) -> Tables:
+    """Return the rows after a trajectory from a starting state."""
+    replay, num_calls = Replay(pool, start), 0
     for node in path:
         problem = replay.run(node, num_calls)
         if problem is not None:
@@ -124,9 +128,9 @@ def _tables(pool: ToolPool, project: Project, path: Sequence[Node]) -> Tables:
     return replay.tables(path[-1].id if path else 0)
 
 
-def _reference(pool: ToolPool, project: Project, scenario: Scenario) -> Tables:
+def _reference(pool: ToolPool, start: bytes, scenario: Scenario) -> Tables:
     """Return the rows after the reference calls of a scenario."""
-    replay = Replay(pool, project.seed)
+    replay = Replay(pool, start)
     content = Content(kind=NodeKind.STEP, calls=scenario.calls)
     replay.run(Node(id=1, parent=0, content=content, results=({},) * len(scenario.calls), state="", num_calls=0), 0)
     for call, result in zip(scenario.calls, replay.results[1], strict=True):

@@ -110,13 +110,13 @@ class TreeStore:
         item: str | None = None,
     ) -> str:
         """Create an item of a scenario and return its id. An `item` that exists is returned unchanged."""
-        item = item or secrets.token_hex(6)
+        item, start = item or secrets.token_hex(6), project.start_image(scenario)
         opening = {
             "scenario": scenario.to_dict(),
             "policy": project.policy,
             "tools": [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools],
             "tools_digest": project.tools_digest,
-            "state": state_key(project.seed),
+            "state": state_key(start),
         }
         with self.database.writing() as connection:
             if connection.scalar(_ITEM, {"of": item}):
@@ -127,18 +127,18 @@ class TreeStore:
                 sequence=0, group="opened", kind=EventKind.OPENED, payload=opening, person=person, time=self.clock()
             )
             connection.execute(_INSERT_EVENTS, [_row(item, event)])
-            self.states.insert_initial(connection, project.seed)
+            self.states.insert_initial(connection, start)
         return item
 
-    def add(self, item: str, events: Sequence[Event], states: Sequence[NewState], seed: bytes, *, is_done: bool) -> bool:
-        """Store an item with its whole log, from an import. Return False if it exists already."""
+    def add(self, item: str, events: Sequence[Event], states: Sequence[NewState], start: bytes, *, is_done: bool) -> bool:
+        """Store an item with its whole log and its starting state, from an import. Return False if it exists already."""
         scenario = Scenario.from_dict(events[0].payload["scenario"])
         with self.database.writing() as connection:
             if connection.scalar(_ITEM, {"of": item}):
                 return False
             row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
             connection.execute(_INSERT_ITEM, row | {"is_done": is_done, "created": self.clock()})
-            self.states.insert_initial(connection, seed)
+            self.states.insert_initial(connection, start)
             self.states.insert(connection, states)
             connection.execute(_INSERT_EVENTS, [_row(item, event) for event in events])
         return True

@@ -86,7 +86,9 @@ async function load(id) {
 function draw() {
   const focused = document.activeElement?.closest?.(".node")?.dataset.id;
   const stem = view.stem.map(nodeOf);
-  byId("goal").textContent = `${view.scenario.id} · ${view.scenario.language} · ${view.scenario.goal || "Free conversation."}`;
+  const { id, language, start, goal } = view.scenario;
+  const from = start ? ` · starts from ${typeof start === "string" ? start : "rows of its own"}` : "";
+  byId("goal").textContent = `${id} · ${language}${from} · ${goal || "Free conversation."}`;
   byId("others").textContent = view.others.length ? `Also open: ${view.others.join(", ")}. Changes of others appear here.` : "";
   byId("warning").textContent = view.warning;
   byId("stem").replaceChildren(...stem.map((node) => nodeElement(node, ACTIONS, act)));
