@@ -253,5 +253,14 @@ def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["overrides"][0]["action"] == "block"
     assert run(["safety", "check", "what a day"]) == 0
     assert run(["safety", "check", "what a day", "--side", "both"]) == 2
+    for locale, nearest in (
+        ("@@", "such as en-GB"),
+        ("de_at", "such as de-AT"),
+        ("germn", "such as"),
+        ("zh_hans", "zh-Hans"),
+    ):
+        assert run(["safety", "check", "what a day", "--locale", locale]) == 2
+        assert nearest in capsys.readouterr().err
+    assert run(["safety", "taxonomy", "--locale", "@@"]) == 2
     assert run(["safety", "train-guardrail", "--out", str(tmp_path / "out")]) == 2
     assert "--seeds" in capsys.readouterr().err

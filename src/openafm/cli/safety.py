@@ -10,11 +10,14 @@ import typer
 
 from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
+from openafm.core.locales import check_locale
 
 if TYPE_CHECKING:
     from openafm.safety.classifier.examples import Side
     from openafm.safety.guardrail import Guardrail
     from openafm.safety.redteam.project import RedTeamProject
+
+_LOCALES = ("de", "en", "es", "fr", "it", "ja", "ko", "nl", "pt", "sv", "tr", "zh-Hans", "zh-Hant")
 
 app = typer.Typer(help="Check texts, train guardrails, attack models.", no_args_is_help=True)
 
@@ -31,6 +34,8 @@ def taxonomy(
     from openafm.safety.taxonomy.taxonomy import taxonomy as load_taxonomy
 
     known = load_taxonomy()
+    if locale is not None:
+        check_locale(locale, _LOCALES)
     if category is not None:
         category = known.category_of(category)
     shown = [each for each in known.subcategories.values() if category in (None, each.category)]
@@ -72,6 +77,8 @@ def check(
     from openafm.safety.overrides.lists import seed_lists
     from openafm.safety.overrides.matcher import Overrides
 
+    if locale is not None:
+        check_locale(locale, _LOCALES)
     overrides = Overrides(seed_lists()) if lists is None else OverridesFolder(lists).current()
     if lists is not None and not any(lists.iterdir()):
         raise UsageError(f"{lists} holds no override lists; pass a folder with some, or leave --lists out")
@@ -201,6 +208,7 @@ def redteam(
     """
     from openafm.safety.redteam.project import RedTeamConfig, RedTeamProject, read_seeds
 
+    check_locale(locale, _LOCALES)
     if seeds is not None:
         families = tuple(family) if family else RedTeamConfig(name=project.name).families
         config = RedTeamConfig(name=project.name, families=families, variants=variants)

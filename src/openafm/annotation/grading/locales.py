@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from openafm.annotation.errors import AnnotationError
+from openafm.core import locales
 
 GROUPS = ("en-US", "English outside US", "PFIGSCJK", "Other")
 """Locale groups. PFIGSCJK: Portuguese, French, Italian, German, Spanish, Simplified Chinese, Japanese, Korean. The caption
 of the report's figure 4 does not list German, the abbreviation has it. The report has no results for other languages."""
 
 _PFIGSCJK = ("pt", "fr", "it", "de", "es", "ja", "ko")
-_LOCALE = re.compile(r"[a-z]{2,3}(-[A-Z][a-z]{3})?(-([A-Z]{2}|[0-9]{3}))?")
 
 
 def check_locale(locale: str) -> None:
-    """Check that a locale is a BCP 47 tag of language, script and region, such as en-GB or zh-Hans-CN.
+    """Check that a locale is a tag of language, script and region, such as en-GB or zh-Hans-CN.
 
     Raises:
         AnnotationError: it is not.
     """
-    if not _LOCALE.fullmatch(locale):
-        raise AnnotationError(f"'{locale}' is not a locale; use a tag such as en-GB, pt-BR or zh-Hans-CN")
+    try:
+        locales.check_locale(locale, built_in_guidelines())
+    except locales.LocaleError as error:
+        raise AnnotationError(str(error)) from error
 
 
 def locale_group(locale: str) -> str:

@@ -45,7 +45,8 @@ def _layout(plan: Any) -> tuple[str, bool]:
 
 @claim("3.1", "web/crawl", "the crawler follows robots.txt and opt-outs", "yes", trained=False)
 def _robots(crawl: Any) -> tuple[str, bool]:
-    return f"{crawl['denied']} pages denied, {crawl['opted_out']} opted out, {crawl['done']} read", crawl["denied"] > 0
+    pages = "page" if crawl["denied"] == 1 else "pages"
+    return f"{crawl['denied']} {pages} denied, {crawl['opted_out']} opted out, {crawl['done']} read", crawl["denied"] > 0
 
 
 @claim("3.1", "web/rendered", "pages that scripts build are rendered in a headless browser", "yes", trained=False)

@@ -133,7 +133,8 @@ def _guardrail(found: Any) -> tuple[str, bool]:
     trained=False,
 )
 def _override(term: Any, harmless: Any) -> tuple[str, bool]:
-    shown = f"{len(term['overrides'])} terms found; a harmless prompt {'blocked' if harmless['blocked'] else 'passes'}"
+    terms = "term" if len(term["overrides"]) == 1 else "terms"
+    shown = f"{len(term['overrides'])} {terms} found; a harmless prompt {'blocked' if harmless['blocked'] else 'passes'}"
     return shown, bool(term["overrides"]) and not harmless["blocked"]
 
 
