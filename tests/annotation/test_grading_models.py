@@ -21,7 +21,7 @@ from openafm.annotation.statistics.outcomes import decide
 from openafm.annotation.statistics.report import judge_report
 from openafm.core.errors import UsageError
 from openafm.data.preferences import read_preferences
-from openafm.framework.errors import GenerationError
+from openafm.framework.errors import DecodingFailureError, GenerationError
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, UserTurn
 
 
@@ -125,6 +125,20 @@ def test_a_judge_sees_both_orders_and_its_nonsense_is_counted(tmp_path: Path) ->
     assert (report["comparisons"], report["agreement"]) == (3, pytest.approx(1 / 3))  # i0 equal, i1 and i2 not
     assert report["consistent"] == pytest.approx(3 / 4)
     assert judge_all(store, "scripted", ask).num_new == 0
+
+
+def test_replies_that_are_not_json_are_stored_as_nonsense(tmp_path: Path) -> None:
+    store = store_of(project_of(tmp_path, [item("i")]))
+
+    def ask(task: Task, prompt: str) -> str:
+        raise DecodingFailureError("the model's answer is not JSON", raw_content="blah \0 \ud800")
+
+    run = judge_all(store, "nonsense", ask)
+    assert (run.num_new, run.num_nonsense, run.failed) == (2, 2, ())
+    assert {reply.reply for reply in replies(store)} == {"blah \ufffd ?"}
+    report = judge_report(store.project, [], replies(store))
+    assert (report["nonsense"], report["agreement"], report["kappa"]) == (2, None, None)
+    assert judge_all(store, "nonsense", ask).num_new == 0
 
 
 def test_failed_requests_of_a_judge_are_sent_again(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_nonsense_is_counted_apart(judge_of: Callable[..., Judge]) -> None:
 
     def verdict(first: str, second: str) -> str:
         asked.append(first)
-        return "Both are nice." if "bad" in (first, second) else "[[A=B]]"
+        return "Both are nice. \ud800" if "bad" in (first, second) else "[[A=B]]"
 
     judge = judge_of(verdict)
     judgments = judge_all(judge, [("1", "en", "", "p", "bad", "b"), ("2", "de", "x", "p", "a", "b")], threads=1)

@@ -31,6 +31,7 @@ from endpoints import (
 )
 
 import openafm as fm
+from openafm.evaluation.harness.answerer import ANSWERED_WITH_FAILURE
 from openafm.framework.backends import http_lines, openai_model
 from openafm.framework.backends.http_lines import EndpointError, EndpointTimeoutError
 
@@ -225,8 +226,10 @@ def test_a_flood_ends_at_the_deadline(text: str) -> None:
     ],
 )
 def test_an_endless_line_or_reply_is_refused(text: str, words: str) -> None:
-    with serving(flood(text)) as endpoint, pytest.raises(EndpointError, match=words):
+    with serving(flood(text)) as endpoint, pytest.raises(EndpointError, match=words) as raised:
         fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x")
+    # A reply that is too long fails one item of an evaluation; a broken line ends the run.
+    assert isinstance(raised.value, ANSWERED_WITH_FAILURE) == ("characters" in words)
 
 
 def test_an_unread_flood_is_not_buffered() -> None:

@@ -19,6 +19,7 @@ from openafm.annotation.grading.project import Project, Task
 from openafm.annotation.grading.tables import judge_replies
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends.language_model import Capability, LanguageModel
+from openafm.framework.errors import DecodingFailureError
 
 Ask = Callable[[Task, str], str]
 """Returns the judge's reply to the prompt of a comparison. It may be any function."""
@@ -90,6 +91,8 @@ def judge_all(store: JudgmentStore, judge: str, ask: Ask, *, num_requests: int =
         task, left = order
         try:
             return task, left, ask(task, judge_prompt(store.project, task, left))
+        except DecodingFailureError as error:
+            return task, left, error.raw_content  # the judge replied, without a verdict
         except (OpenAFMError, OSError) as error:
             failed.append(str(error))
             return task, left, None
@@ -182,11 +185,16 @@ def decisions_of(found: Iterable[JudgeReply]) -> dict[str, Verdict]:
     return decisions
 
 
+def _storable(text: str) -> str:
+    """Return a text that every database stores: no NUL, no lone surrogates."""
+    return text[:_MAX_REPLY].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
 def _store(
     store: JudgmentStore, judge: str, task: Task, left: str, verdict: Verdict | None, strength: int, text: str
 ) -> None:
     key = {"project": store.project.config.id, "task": task.key, "judge": judge, "left": left}
-    values = {"item_digest": task.item.digest, "verdict": verdict, "strength": strength, "reply": text[:_MAX_REPLY]}
+    values = {"item_digest": task.item.digest, "verdict": verdict, "strength": strength, "reply": _storable(text)}
     with store.database.writing() as connection:  # an older reply may be to an edited item
         connection.execute(judge_replies.delete().where(*(judge_replies.c[name] == value for name, value in key.items())))
         connection.execute(judge_replies.insert().values(**key, **values))

@@ -131,7 +131,7 @@ def _agreed(pairs: Sequence[tuple[Verdict, Verdict]]) -> dict[str, Any]:
         "comparisons": len(pairs),
         "agreement": equal / len(pairs) if pairs else None,
         "interval": wilson(equal, len(pairs)),
-        "kappa": cohens_kappa(pairs),
+        "kappa": None if math.isnan(kappa := cohens_kappa(pairs)) else kappa,
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from openafm.core.errors import UsageError
 from openafm.evaluation.features.phone import Phone
 from openafm.evaluation.harness.task import Output, Prompt, World
+from openafm.framework.backends.http_lines import EndpointReplyTooLongError
 from openafm.framework.backends.language_model import (
     Answer,
     AnswerRequest,
@@ -55,6 +56,7 @@ MAX_ROUNDS = 8
 ANSWERED_WITH_FAILURE = (
     ContextWindowError,
     DecodingFailureError,
+    EndpointReplyTooLongError,
     ExceededContextWindowSizeError,
     GuardrailViolationError,
     RefusalError,

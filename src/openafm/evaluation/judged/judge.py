@@ -99,7 +99,7 @@ class Judge:
         known = self.cache.get(self.answerer.signature, prompt)
         if known is None:
             try:
-                known = self.answerer.answer(prompt, lambda: False)
+                known = self.answerer.answer(prompt, lambda: False).encodable()
             except ANSWERED_WITH_FAILURE as error:
                 return f"{type(error).__name__}: {error}"
             self.cache.put(self.answerer.signature, prompt, known)

@@ -39,6 +39,10 @@ class EndpointTimeoutError(EndpointError):
     """An endpoint sent nothing for too long, or no complete reply in time."""
 
 
+class EndpointReplyTooLongError(EndpointError):
+    """A reply exceeds a limit, as of a model that does not stop. Other requests may work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HttpRequest:
     """Hold an HTTP request and its limits.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from openafm.framework.backends.http_lines import EndpointError, ErrorStatus
+from openafm.framework.backends.http_lines import EndpointError, EndpointReplyTooLongError, ErrorStatus
 from openafm.framework.backends.language_model import Event, FinishReason, TextPiece, ToolCallPiece, Usage
 from openafm.framework.backends.openai_errors import object_error, status_error
 from openafm.framework.backends.truncation import truncation_error
@@ -166,7 +166,7 @@ class Reply:
             raise TypeError(f"expected text, got {piece!r:.80}")
         self._num_characters += len(piece)
         if self._num_characters > _MAX_CHARACTERS:
-            raise EndpointError(f"the reply has more than {_MAX_CHARACTERS:,} characters")
+            raise EndpointReplyTooLongError(f"the reply has more than {_MAX_CHARACTERS:,} characters")
         pieces.append(piece)
 
     def _text_events(self, text: str) -> Iterator[Event]:
@@ -193,10 +193,12 @@ class Reply:
             if not isinstance(index, int):  # some endpoints omit the index
                 index = last + 1 if name or last < 0 else last
             if index not in self._calls and len(self._calls) >= _MAX_CALLS:
-                raise EndpointError(f"the reply has more than {_MAX_CALLS} tool calls")
+                raise EndpointReplyTooLongError(f"the reply has more than {_MAX_CALLS} tool calls")
             call = self._calls.setdefault(index, _PartialCall())
             if len(call.name) + len(name) > _MAX_NAME_CHARACTERS:
-                raise EndpointError(f"the reply calls a tool whose name has more than {_MAX_NAME_CHARACTERS:,} characters")
+                raise EndpointReplyTooLongError(
+                    f"the reply calls a tool whose name has more than {_MAX_NAME_CHARACTERS:,} characters"
+                )
             call.name += name
             self._add(call.arguments, arguments)
             yield ToolCallPiece(index=index, name=call.name, arguments=arguments)
