@@ -71,10 +71,12 @@ TOKEN_GROUPS = {
 }
 """Groups of words in class names, ids and roles. Names are split at capitals, hyphens and underscores."""
 
-_CONTENT_NOUNS = frozenset(
-    ("article", "entry", "post", "story", "content", "body", "text", "main", "news", "blog", "single", "page", "field")
+_CONTENT_NOUNS = (
+    *("article", "entry", "post", "story", "content", "body", "text"),
+    *("main", "news", "blog", "single", "page", "field"),
 )
 _GROUP_PATTERNS = tuple(re.compile(pattern) for pattern in TOKEN_GROUPS.values())
+_ANY_GROUP = re.compile("|".join(TOKEN_GROUPS.values()))
 _WORD = re.compile(r"[A-Z]?[a-z]+")
 _TAG_BITS = {
     tag: 1 << (len(TOKEN_GROUPS) + index)
@@ -98,6 +100,7 @@ _TAG_BITS = {
 } | {"ol": 1 << (len(TOKEN_GROUPS) + 9)}
 NUM_BITS = len(TOKEN_GROUPS) + 15
 _HIDDEN_BIT, _PAIR_BIT = 1 << (NUM_BITS - 1), 1 << (NUM_BITS - 2)
+_NOUN_BITS = {noun: 1 << (NUM_BITS + index) for index, noun in enumerate(_CONTENT_NOUNS)}  # of words, not of blocks
 _MAX_NAMES = 200  # characters of class names that are read
 _HIDING_ATTRIBUTES = frozenset(("style", "hidden", "aria-hidden"))
 _OTHER_ATTRIBUTES = _HIDING_ATTRIBUTES | {"role", "itemprop"}
@@ -178,20 +181,29 @@ class PageBlocks:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _word_bits(word: str) -> int:
-    """The token groups that occur in a word of a class, id or role."""
-    return sum(1 << index for index, pattern in enumerate(_GROUP_PATTERNS) if pattern.search(word))
+    """The token groups that occur in a word of a class, id or role, and a bit of `_NOUN_BITS` for a noun of content."""
+    word = word.lower()
+    bits = _NOUN_BITS.get(word, 0)
+    if _ANY_GROUP.search(word):  # one word in six
+        bits |= sum([1 << index for index, pattern in enumerate(_GROUP_PATTERNS) if pattern.search(word)])
+    return bits
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _name_bits(name: str) -> int:
-    """The token groups of a name, and `_PAIR_BIT` if it joins two nouns of content, as `article-body` does."""
+def _names_bits(names: str) -> int:
+    """The token groups of names, and `_PAIR_BIT` if one of them joins two nouns of content, as `article-body` does."""
     bits = 0
-    words = [word.lower() for word in _WORD.findall(name)]
-    for word in words:
+    for word in _WORD.findall(names):
         bits |= _word_bits(word)
-    if len(words) > 1 and len(_CONTENT_NOUNS.intersection(words)) > 1:
+    nouns = bits >> NUM_BITS
+    bits ^= nouns << NUM_BITS
+    if nouns & (nouns - 1) and any(map(_is_pair, names.split())):
         bits |= _PAIR_BIT
     return bits
+
+
+def _is_pair(name: str) -> bool:
+    return len({bit for word in _WORD.findall(name) if (bit := _NOUN_BITS.get(word.lower()))}) > 1
 
 
 def split_blocks(root: LexborNode, max_blocks: int = sys.maxsize) -> PageBlocks:
@@ -354,15 +366,6 @@ class _Splitter:
         if url := next((each for each in sources if each and not each.startswith("data:")), ""):
             alt = " ".join((attributes.get("alt") or "").split())
             self._images.append((len(self._blocks), self._current, Image(url, alt)))
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _names_bits(names: str) -> int:
-    """The token groups of names, which most pages repeat."""
-    bits = 0
-    for name in names.split():
-        bits |= _name_bits(name)
-    return bits
 
 
 def _attribute_bits(key: str, value: str) -> int:

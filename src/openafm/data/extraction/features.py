@@ -75,9 +75,10 @@ class PageArrays:
         import numpy as np
 
         count = len(self.stop)
+        places = self.levels[0] + np.arange(0, len(values) * count, count)[:, None]
+        direct = np.bincount(places.ravel(), weights=np.concatenate(values), minlength=len(values) * count)
         prefix = np.zeros((len(values), count + 1))
-        for row, column in zip(prefix, values, strict=True):
-            np.cumsum(np.bincount(self.levels[0], weights=column, minlength=count), out=row[1:])
+        np.cumsum(direct.reshape(len(values), count), axis=1, out=prefix[:, 1:])
         return prefix[:, self.stop] - prefix[:, :-1]
 
 
