@@ -12,7 +12,7 @@ import pytest
 
 from openafm.core.config import ConfigError
 from openafm.data.extraction import ExtractionConfig, extract, extractor
-from openafm.data.extraction.blocks import split_blocks
+from openafm.data.extraction.blocks import NUM_BITS, PageBlocks, split_blocks
 from openafm.data.extraction.dom import parse
 from openafm.data.extraction.extractor import choose_blocks
 from openafm.data.extraction.rules import read_rules, rule_for
@@ -133,9 +133,21 @@ def test_unknown_elements_have_the_kind_that_their_own_page_names() -> None:
 
 
 def block_texts(html: str) -> list[str]:
+    return [block.text for block in page_blocks(html).blocks]
+
+
+def page_blocks(html: str) -> PageBlocks:
     root = parse(html.encode())
     assert root is not None
-    return [block.text for block in split_blocks(root).blocks]
+    return split_blocks(root)
+
+
+@pytest.mark.parametrize(("first", "second"), [("article-body", "article body"), ("postContent", "post-post content")])
+def test_a_name_of_two_nouns_of_content_has_a_bit_of_its_own(first: str, second: str) -> None:
+    joined, apart = (page_blocks(f"<div class='{names}'>a</div>").containers.bits[-1] for names in (first, second))
+    assert joined & ~apart
+    assert joined & apart == apart
+    assert joined < 1 << NUM_BITS
 
 
 @pytest.mark.parametrize(
