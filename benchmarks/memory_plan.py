@@ -42,6 +42,7 @@ from openafm.data.shard_writer import write_shards
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import (
+    ActivationCheckpointingConfig,
     AdamWConfig,
     BFloat16Config,
     EMAConfig,
@@ -61,7 +62,10 @@ STEPS, SEED, MIB = 3, 0, 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """A run: rows of a step, full of documents; `average` keeps a moving average of the weights."""
+    """A run: rows of a step, full of documents; `average` keeps a moving average of the weights.
+
+    `recomputed` is a key of `RECOMPUTED`: the activations that the backward pass computes again.
+    """
 
     size: str
     rows: int
@@ -71,6 +75,7 @@ class Case:
     precision: Precision = "float32"
     optimizer: str = "adamw"
     average: bool = False
+    recomputed: str = "nothing"
 
 
 CASES = (
@@ -84,7 +89,15 @@ CASES = (
     Case("server.nano", 4, 512, 256, 4, precision="bfloat16"),
     Case("server.nano", 1, 2048, 2048, 1, precision="bfloat16"),
     Case("server.nano", 1, 64, 32, 1),
+    Case("on_device.nano", 4, 1024, 1024, 4, precision="bfloat16", recomputed="all"),
+    Case("on_device.nano", 4, 1024, 1024, 4, precision="bfloat16", recomputed="all but attention"),
+    Case("server.nano", 4, 512, 256, 4, recomputed="all"),
 )
+RECOMPUTED = {
+    "nothing": None,
+    "all": ActivationCheckpointingConfig(),
+    "all but attention": ActivationCheckpointingConfig(keep_attention=True),
+}
 QUICK = (Case("on_device.nano", 1, 512, 256, 1),)
 OPTIMIZERS: dict[str, OptimizerConfig] = {"adamw": AdamWConfig(), "muon": MuonConfig()}
 
@@ -173,6 +186,7 @@ def predict(case: Case) -> Memory:
         precision=case.precision,
         optimizer=OPTIMIZERS[case.optimizer],
         ema=EMAConfig() if case.average else None,
+        activation_checkpointing=RECOMPUTED[case.recomputed],
     )
     axes = Axes(shard=1, expert=1, track=1)
     return make_plan(named_size(case.size), num_devices=1, chip=CHIPS["cpu-core"], workload=workload, axes=axes).memory
@@ -210,6 +224,7 @@ def run_config(case: Case, shards: Path) -> TrainerConfig:
         ema=EMAConfig() if case.average else None,
         precision=Float32Config() if case.precision == "float32" else BFloat16Config(),
         microbatch_rows=case.microbatch_rows,
+        activation_checkpointing=RECOMPUTED[case.recomputed],
         seed=SEED,
     )
 

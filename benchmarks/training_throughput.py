@@ -6,7 +6,7 @@ reference splits them into 2 batches of about 8 (its default batch size), pads e
 accumulates. The losses of both are compared to check that they do the same work. Further figures are for other batches of
 the reference.
 
-    python benchmarks/training_throughput.py [--quick] [--json]
+    python benchmarks/training_throughput.py [--quick] [--rounds N] [--json]
 
 A full run writes docs/benchmarks/training_throughput.json. `--quick` runs the same code on few updates and claims nothing.
 """
@@ -23,7 +23,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -105,10 +105,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--rounds", type=int, default=FULL.rounds, help="alternations of a full run")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    size = QUICK if options.quick else FULL
+    size = QUICK if options.quick else replace(FULL, rounds=options.rounds)
 
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
