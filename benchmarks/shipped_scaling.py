@@ -23,6 +23,7 @@ from openafm.evaluation.fresh.cases import Case
 from openafm.evaluation.fresh.figures import fresh_cases, fresh_figures
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "shipped_scaling.json"
+TICKS = (1, 2, 5, 10, 20, 50)  # of tokens, in millions
 QUICK = 8  # every how many cases one is taken in a smoke run
 
 
@@ -68,8 +69,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             axis.plot([row["tokens"] / 1e6 for row in line], shares, "o-", label=f"{parameters / 1e6:.1f} M parameters")
         axis.set(title=name, xscale="log", ylim=(0, 100))
         axis.grid(alpha=0.3)
-    for axis in axes[-1]:
+        axis.set_xticks(TICKS, labels=map(str, TICKS))
+        axis.minorticks_off()
+        axis.tick_params(labelbottom=True)
         axis.set_xlabel("training tokens, millions")
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
     axes.flat[0].set_ylabel("%")
     axes.flat[0].legend()
     drawn.tight_layout()

@@ -146,7 +146,7 @@ rl report missing
 rl select-prompts missing --model ./missing
 tokenizer train missing --out out
 tokenizer extend ./missing texts --out out --vocab-size 400
-tokenizer extend nano missing --out out --vocab-size 4000
+tokenizer extend nano missing --out out --vocab-size 5000
 tokenizer report ./missing nano texts
 tokenizer report nano nano missing
 apple-sdk install --from missing

@@ -96,7 +96,14 @@ def test_a_request_beyond_the_context_has_no_answer() -> None:
     assert shipped is not None
     model = SystemLanguageModel(bundle=shipped).load()
     assert next_turn(model, (UserTurn(text="word " * model.engine.context_length),), (), 1) is None
-    assert next_turn(model, (UserTurn(text="Hello"),), (), 1) is None
+
+
+def test_an_answer_that_does_not_end_is_none() -> None:
+    shipped = shipped_bundle()
+    assert shipped is not None
+    model = SystemLanguageModel(bundle=shipped).load()
+    request = next(request for request in TASKS["tool"].examples(60, {"en": 1.0}) if request.gold.tool_calls)
+    assert next_turn(model, (request.instructions, request.request), request.instructions.tools, 1) is None
 
 
 def test_fields_of_forms_by_hand() -> None:

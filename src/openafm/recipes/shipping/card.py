@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from openafm.bundle.describe import Description
+from openafm.data.synthetic.natural import ATTRIBUTIONS
 from openafm.evaluation.fresh.figures import FreshFigure
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
 
+_SOURCES = "; ".join(ATTRIBUTIONS.values())
 _FRESH = """Hand-written messages, texts and requests in sixteen languages, whose authors did not see the frames of the
 corpus, and the test parts of sets that people wrote in English (snips, home, clinc150, banking77, nlupp), whose training
 parts are in the mixture. Greedy, as shipped. "Patterns" are regular expressions."""
@@ -111,6 +113,8 @@ names them.
 
 {_stages(results.stages)}
 
+Sources of these requests: {_SOURCES}.
+
 {_commands(results.stages)}
 
 ## Results on sets by other authors
@@ -181,7 +185,7 @@ def _stages(stages: Sequence[Stage]) -> str:
 def _stage_row(stage: Stage) -> tuple[str, ...]:
     return (
         f"`{stage.recipe}`",
-        "; ".join(stage.data),
+        "; ".join(stage.data).replace(f" ({_SOURCES})", ""),  # named once, below the table
         f"{stage.steps:,}",
         f"{stage.tokens:,}",
         f"{stage.seconds / 60:,.0f} min",

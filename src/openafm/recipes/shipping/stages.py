@@ -153,9 +153,16 @@ def _differences(key: str, found: Any, expected: Any) -> Iterator[tuple[str, Any
     """Yield the smallest parts that differ and can be set: values, or whole configs of another type."""
     if found == expected:
         return
-    are_alike = isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys()
-    if are_alike and found.get("type") == expected.get("type"):
-        for name in found:
-            yield from _differences(f"{key}.{name}" if key else name, found[name], expected[name])
+    values, others = _by_name(found), _by_name(expected)
+    if values.keys() == others.keys() and values and values.get("type") == others.get("type"):
+        for name in values:
+            yield from _differences(f"{key}.{name}" if key else name, values[name], others[name])
     else:
         yield key, found
+
+
+def _by_name(value: Any) -> dict[str, Any]:
+    """Return the parts of a value that can be set: of an object, or of a list of objects that have names."""
+    if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
+        return {each["name"]: each for each in value}
+    return value if isinstance(value, dict) else {}
