@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-HELLO: list[Any] = [{"role": "user", "content": "Write one sentence about the sea."}]
+HELLO: list[Any] = [{"role": "user", "content": "Repeat: one two three four five six seven."}]
 WEATHER = {
     "type": "function",
     "function": {

@@ -15,7 +15,7 @@ WEATHER = {
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 OLLAMA_WEATHER = {"type": "function", "function": {"name": "weather", "parameters": WEATHER["input_schema"]}}
-ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Write a sentence about the sea."}]}
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Repeat: one two three four five six seven."}]}
 CITY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
 
 

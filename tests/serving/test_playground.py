@@ -65,7 +65,7 @@ def shot(page: Page, name: str) -> None:
 @pytest.mark.long
 def test_an_answer_streams_and_counts_tokens(page: Page) -> None:
     page.fill("#settings [name=instructions]", "You answer briefly.")
-    ask(page, "Write one sentence about the sea.")
+    ask(page, "Repeat: one two three four five six seven.")
     assert last_answer(page)
     assert "generated" in page.locator(".answer footer").inner_text()
     page.locator("#tokens", has_text="/ 4096").wait_for()

@@ -179,8 +179,8 @@ def sent_messages(request: BrowserRequest) -> list[dict[str, object]]:
 
 
 def test_feedback_is_a_file_in_the_format_of_sessions(page: Page, tmp_path: Path) -> None:
-    page.fill("#settings [name=instructions]", "You answer briefly.")
-    ask(page, "Write one sentence about the sea.")
+    page.fill("#settings [name=instructions]", "You are a helpful assistant.")
+    ask(page, "Repeat: one two three four five six seven.")
     answer = last_answer(page)
     page.get_by_role("button", name="Bad answer").click()
     page.select_option("#feedback [name=category]", "tooVerbose")
@@ -194,7 +194,7 @@ def test_feedback_is_a_file_in_the_format_of_sessions(page: Page, tmp_path: Path
     assert written["sentiment"] == "negative"
     assert written["issues"] == [{"category": "tooVerbose", "explanation": "too long"}]
     transcript = fm.Transcript.parse(written["transcript"])
-    assert [turn.text for turn in transcript.turns[1:]] == ["Write one sentence about the sea.", answer]
+    assert [turn.text for turn in transcript.turns[1:]] == ["Repeat: one two three four five six seven.", answer]
     session = fm.LanguageModelSession.from_transcript(transcript)
     same = json.loads(session.log_feedback(fm.Sentiment.NEGATIVE, desired_output="x"))
     assert {key: value for key, value in same.items() if key in ("version", "type", "transcript")} == {
@@ -227,7 +227,7 @@ def test_past_conversations_are_kept_and_deleted(page: Page, address: str) -> No
 
 
 def test_an_answer_has_a_profile(page: Page) -> None:
-    ask(page, "Write one sentence about the sea.")
+    ask(page, "Repeat: one two three four five six seven.")
     label = page.locator(".answer .lane").get_attribute("aria-label") or ""
     assert "first token after" in label
     assert page.locator(".lane span").count() == 2

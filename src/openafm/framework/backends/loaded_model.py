@@ -149,10 +149,16 @@ def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | 
     with _loading:
         loaded = _loaded.get(key)
         if loaded is None:
-            peer = next((model for (identity, *_), model in _loaded.items() if identity == key[0]), None)
-            loaded = _loaded[key] = LoadedModel(bundle, adapter, draft, peer)
+            loaded = _loaded[key] = LoadedModel(bundle, adapter, draft, _peer(bundle))
         _latest = loaded
     return loaded
+
+
+def _peer(bundle: Bundle) -> LoadedModel | None:
+    """Return a loaded model of the same folder; a copy elsewhere has its own weights in memory."""
+    path = bundle.path.resolve()
+    same = (model for model in _loaded.values() if model.bundle.identity == bundle.identity)
+    return next((model for model in same if model.bundle.path.resolve() == path), None)
 
 
 def release(model: LoadedModel) -> None:
