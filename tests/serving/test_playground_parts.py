@@ -180,7 +180,7 @@ def sent_messages(request: BrowserRequest) -> list[dict[str, object]]:
 
 def test_feedback_is_a_file_in_the_format_of_sessions(page: Page, tmp_path: Path) -> None:
     page.fill("#settings [name=instructions]", "You are a helpful assistant.")
-    ask(page, "Repeat: one two three four five six seven.")
+    ask(page, "Hello!")
     answer = last_answer(page)
     page.get_by_role("button", name="Bad answer").click()
     page.select_option("#feedback [name=category]", "tooVerbose")
@@ -194,7 +194,7 @@ def test_feedback_is_a_file_in_the_format_of_sessions(page: Page, tmp_path: Path
     assert written["sentiment"] == "negative"
     assert written["issues"] == [{"category": "tooVerbose", "explanation": "too long"}]
     transcript = fm.Transcript.parse(written["transcript"])
-    assert [turn.text for turn in transcript.turns[1:]] == ["Repeat: one two three four five six seven.", answer]
+    assert [turn.text for turn in transcript.turns[1:]] == ["Hello!", answer]
     session = fm.LanguageModelSession.from_transcript(transcript)
     same = json.loads(session.log_feedback(fm.Sentiment.NEGATIVE, desired_output="x"))
     assert {key: value for key, value in same.items() if key in ("version", "type", "transcript")} == {
