@@ -40,7 +40,8 @@ def _windows(model: Any) -> tuple[str, bool]:
 @claim("4.3", "models/plan", "the server model trains on 8,192 chips in 4 slices", "8,192 TPU v5p", trained=False)
 def _layout(plan: Any) -> tuple[str, bool]:
     mfu = plan["model_flops_utilization"]
-    return f"{plan['devices']:,} chips in {plan['slices']} slices, {mfu:.0%} modeled MFU at peak rates", plan["fits"] and mfu >= 0.6
+    shown = f"{plan['devices']:,} chips in {plan['slices']} slices, {mfu:.0%} modeled MFU at peak rates"
+    return shown, plan["fits"] and mfu >= 0.6
 
 
 @claim("3.1", "web/crawl", "the crawler follows robots.txt and opt-outs", "yes", trained=False)
