@@ -12,6 +12,7 @@ import argparse
 import os
 import statistics
 import sys
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -41,7 +42,7 @@ SETTINGS += [("fp32", 4, "everything"), ("bf16", 4, "everything")]
 class RandomDocuments:
     """The same batch of random tokens at each step."""
 
-    fails_together = False
+    digest, fails_together = "random documents", False
 
     def __init__(self, rows: int, learned: float) -> None:
         random = np.random.default_rng(0)
@@ -53,6 +54,10 @@ class RandomDocuments:
             loss_mask_BS=random.random((rows, ROW_TOKENS)) < learned,
             documents=tuple(_documents(random, rows)),
         )
+
+    def batches(self, start_step: int) -> Generator[Batch]:
+        while True:
+            yield self.batch
 
 
 def main() -> None:
@@ -81,7 +86,7 @@ def _trainer(precision: str, rows: int, learned: str) -> tuple[Trainer, Batch]:
     config = build_run("on_device.sft", "nano").trainer
     config = replace(config, precision=PRECISIONS[precision], data=replace(config.data, rows_per_step=rows))
     source = RandomDocuments(rows, LEARNED[learned])
-    return Trainer(config, fresh_state(config, "cpu"), source), source.batch  # type: ignore[arg-type]
+    return Trainer(config, fresh_state(config, "cpu"), source), source.batch
 
 
 def _documents(random: np.random.Generator, rows: int) -> list[Span]:

@@ -168,6 +168,14 @@ def test_sessions_with_different_adapters_share_the_weights(tmp_path: Path) -> N
     assert len({answer(model) for model in (plain, *adapted)}) == 3
 
 
+def test_a_copy_of_a_loaded_bundle_in_another_folder_has_its_own_engine(tmp_path: Path) -> None:
+    first, copy = (write_tiny_bundle(tmp_path / name) for name in ("first", "copy"))
+    adapter = write_random_adapter(tmp_path / "a", copy).path
+    loaded = fm.SystemLanguageModel(bundle=first.path).load()
+    adapted = fm.SystemLanguageModel(bundle=copy.path, adapter=adapter).load()
+    assert adapted.engine.scheduler is not loaded.engine.scheduler
+
+
 def test_models_with_different_adapters_share_steps_and_no_prefixes(tmp_path: Path) -> None:
     bundle = write_native_bundle(tmp_path / "b")
     path = write_random_adapter(tmp_path / "a", bundle).path

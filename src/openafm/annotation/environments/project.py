@@ -30,7 +30,7 @@ from openafm.annotation.environments.seed import SeedError, seed_image
 from openafm.annotation.errors import writing_to
 from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import lines_of
+from openafm.core.files import lines_of, read_document
 from openafm.tokenizer.conversation import ToolCall
 
 FREE = "free"
@@ -210,13 +210,13 @@ class Project:
             if isinstance(start, str):
                 path = self.path / "starts" / f"{start}.json"
                 place = str(path)
-                start = json.loads(path.read_text(encoding="utf-8"))
+                start = json.loads(read_document(path))
                 if not isinstance(start, dict):
                     raise ProjectError(f"{place}: expected an object of rows by table, got {type(start).__name__}")
             return seed_image(self.path / "state", start, place)
         except (SeedError, OSError) as error:
             raise ProjectError(str(error)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProjectError(f"{place}: {error}") from error
 
     def scenario(self, scenario_id: str) -> Scenario:
