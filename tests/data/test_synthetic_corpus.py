@@ -285,10 +285,18 @@ def test_labels_stand_in_any_order() -> None:
 
 def test_a_lookup_answers_with_the_value_that_stands_beside_the_key() -> None:
     for conversation in of("lookup", "en", 200):
-        instructions, user, answer = conversation.turns
-        assert isinstance(user, UserTurn)
-        value = answer.text if user.response_format is None else next(iter(json.loads(answer.text).values()))
-        assert value in instructions.text + user.text
+        instructions, first, *_ = conversation.turns
+        for user, answer in zip(conversation.turns[1::2], conversation.turns[2::2], strict=True):
+            assert isinstance(user, UserTurn)
+            value = answer.text if user.response_format is None else next(iter(json.loads(answer.text).values()))
+            assert value in instructions.text + first.text
+
+
+def test_a_list_is_asked_for_several_keys_and_for_weekdays_in_another_form() -> None:
+    lookups = of("lookup", "de", 300)
+    assert {len(lookup.turns) // 2 for lookup in lookups} == {1, 2, 3, 4, 5, 6}
+    listed = [(t[0].text + t[1].text.rsplit("\n", 1)[0], turn.text) for t in (x.turns for x in lookups) for turn in t[3::2]]
+    assert any("Freitag" in question and "Freitag" not in entries and "Fr" in entries for entries, question in listed)
 
 
 def test_the_corpus_is_made_fast_enough() -> None:

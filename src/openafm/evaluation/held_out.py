@@ -221,7 +221,7 @@ def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
 
 
 def held_out_texts(task: str, count: int, languages: Weights | None = None) -> list[TextExample]:
-    """Return the first `count` held-out examples of a task with one prompt and one answer."""
+    """Return the first `count` held-out examples of a task, each with its first prompt and answer."""
     return list(itertools.islice(_texts(task, languages), count))
 
 
@@ -233,7 +233,7 @@ def _texts(task: str, languages: Weights | None) -> Iterator[TextExample]:
 
 
 def _text_example(conversation: Conversation) -> TextExample:
-    instructions, user, assistant = conversation.turns
+    instructions, user, assistant = conversation.turns[:3]
     assert isinstance(instructions, Instructions)
     assert isinstance(user, UserTurn)
     assert isinstance(assistant, AssistantTurn)
