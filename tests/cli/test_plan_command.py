@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from openafm.cli.main import run
-from openafm.cli.plan import parse_bytes
+from openafm.cli.training.plan import parse_bytes
 from openafm.core.errors import UsageError
 
 COMMAND = ["plan", "server.full", "--devices", "8192", "--slices", "4", "--memory", "95GiB"]

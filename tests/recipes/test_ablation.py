@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_bundles import write_tiny_bundle
 
-from openafm.cli.ablate import parse_weights
+from openafm.cli.training.ablate import parse_weights
 from openafm.core.errors import UsageError
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.recipes.ablation import AblationError, ablate_mixtures, grid

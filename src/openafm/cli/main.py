@@ -18,42 +18,15 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_command_name
 from typer.models import CommandInfo
 
-from openafm.cli import (
-    ablate,
-    adapter,
-    annotate,
-    apple_sdk,
-    bench,
-    bundles,
-    chat,
-    checkpoint,
-    complete,
-    compress,
-    data,
-    doctor,
-    evaluate,
-    export,
-    grade,
-    import_,
-    keys,
-    library,
-    plan,
-    play,
-    private,
-    profile,
-    quickstart,
-    reproduce,
-    resign,
-    respond,
-    rl,
-    safety,
-    serve,
-    tokenizer,
-    train,
-)
+from openafm.cli import apple_sdk, chat, complete, doctor, quickstart, respond
+from openafm.cli.data import commands as data
+from openafm.cli.evaluation import annotate, evaluate, grade, safety
+from openafm.cli.models import adapter, bundles, compress, export, import_, library, resign
 from openafm.cli.options import Invocation
 from openafm.cli.output import styled
+from openafm.cli.serving import bench, keys, play, private, profile, serve
 from openafm.cli.spellings import accept_spellings
+from openafm.cli.training import ablate, checkpoint, plan, reproduce, rl, tokenizer, train
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import data_home
 from openafm.core.processes import rank

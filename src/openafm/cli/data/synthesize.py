@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.data_caption import DEFAULT_KEY_VARIABLE, EndpointOption, KeyOption, ThreadsOption
+from openafm.cli.data.caption import DEFAULT_KEY_VARIABLE, EndpointOption, KeyOption, ThreadsOption
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError

@@ -141,7 +141,7 @@ def plan(
             slice_bandwidth=slice_bandwidth,
             axes=axes != Axes(),
         )
-        from openafm.cli.plan_study import check_plot, compare_chips, parse_prices
+        from openafm.cli.training.plan_study import check_plot, compare_chips, parse_prices
         from openafm.training.planning.study import Assumptions
 
         assumptions = replace(

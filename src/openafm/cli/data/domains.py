@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli.data_caption import (
+from openafm.cli.data.caption import (
     DEFAULT_KEY_VARIABLE,
     EndpointOption,
     ImageCorpusArgument,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.evaluate_runs import adapter_identity, print_results, run_and_report
+from openafm.cli.evaluation.runs import adapter_identity, print_results, run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
 from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError

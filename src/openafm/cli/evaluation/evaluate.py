@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from openafm.cli.evaluate_compare import compare, judge
-from openafm.cli.evaluate_features import card, features, tools
-from openafm.cli.evaluate_held_out import evaluate_held_out
-from openafm.cli.evaluate_runs import adapter_identity, print_results, run_and_report
+from openafm.cli.evaluation.compare import compare, judge
+from openafm.cli.evaluation.features import card, features, tools
+from openafm.cli.evaluation.held_out import evaluate_held_out
+from openafm.cli.evaluation.runs import adapter_identity, print_results, run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli import (
-    data_caption,
-    data_domains,
-    data_draw,
-    data_evaluation,
-    data_filter,
-    data_images,
-    data_pipeline,
-    data_synthesize,
-    data_web,
-)
+from openafm.cli.data import caption, domains, draw, evaluation, filters, images, pipeline, synthesize, web
 from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
@@ -31,23 +21,23 @@ app = typer.Typer(
     help="Pack text and chat JSONL into token shards; print examples of the built-in corpus.", no_args_is_help=True
 )
 
-app.command()(data_web.crawl)
-app.command()(data_web.why)
-app.command()(data_filter.train_filter)
-app.command()(data_filter.train_identifier)
+app.command()(web.crawl)
+app.command()(web.why)
+app.command()(filters.train_filter)
+app.command()(filters.train_identifier)
 
 
-app.command()(data_pipeline.run)
-app.command()(data_pipeline.report)
-app.command("try")(data_pipeline.try_page)
-app.command()(data_pipeline.mixture)
-app.command()(data_images.images)
-app.command()(data_draw.draw)
-app.command("evaluation-sets")(data_evaluation.evaluation_sets)
-app.command()(data_caption.caption)
-app.command()(data_domains.domains)
-app.command()(data_domains.bootstrap)
-app.command()(data_synthesize.synthesize)
+app.command()(pipeline.run)
+app.command()(pipeline.report)
+app.command("try")(pipeline.try_page)
+app.command()(pipeline.mixture)
+app.command()(images.images)
+app.command()(draw.draw)
+app.command("evaluation-sets")(evaluation.evaluation_sets)
+app.command()(caption.caption)
+app.command()(domains.domains)
+app.command()(domains.bootstrap)
+app.command()(synthesize.synthesize)
 
 
 @app.command()

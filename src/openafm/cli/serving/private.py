@@ -10,7 +10,7 @@ import typer
 
 from openafm.cli.options import SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_text
-from openafm.cli.serve import HostOption
+from openafm.cli.serving.serve import HostOption
 from openafm.core.errors import UsageError
 from openafm.core.terminal import escaped
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.bundles import check_name_is_free
-from openafm.cli.compress import Method
+from openafm.cli.models.bundles import check_name_is_free
+from openafm.cli.models.compress import Method
 from openafm.cli.output import JsonOption, print_json, print_text
 from openafm.core.progress import progress
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from openafm.cli import adapter_delivery
+from openafm.cli.models import adapter_delivery
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.annotation_server import (
+from openafm.cli.evaluation.annotation_server import (
     AccountsOption,
     CertificateOption,
     DatabaseOption,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.evaluate_runs import run_and_report
+from openafm.cli.evaluation.runs import run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, open_model
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table, print_text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli.annotation_server import (
+from openafm.cli.evaluation.annotation_server import (
     AccountsOption,
     CertificateOption,
     DatabaseOption,

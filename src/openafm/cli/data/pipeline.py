@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli import data_mixture
+from openafm.cli.data import mixture_stages
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, counted, print_json, print_table, print_text
 from openafm.core.errors import UsageError
@@ -200,13 +200,13 @@ def mixture(
     if not sources:
         if stage is None:
             raise UsageError("a mixture needs sources, as PATH or PATH=WEIGHT, or a --stage of the report")
-        data_mixture.print_stage(stage, json)
+        mixture_stages.print_stage(stage, json)
         return
     config = MixtureConfig(tokens=tokens, temperature=temperature, max_epochs=max_epochs, multilingual=multilingual)
     counter = None if tokenizer is None else Tokenizer.load(tokenizer)
     factors = _factors(domains or [])
     if stage is not None:
-        counted = data_mixture.stage_sources(stage, sources, counter)
+        counted = mixture_stages.stage_sources(stage, sources, counter)
     else:
         counted = [count_source(name, path, counter, weight) for name, (path, weight) in _weighted(sources).items()]
     if factors:

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from openafm.cli import rl_rewards
 from openafm.cli.options import Invocation, PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.training import rl_rewards
 from openafm.core.processes import rank
 
 TRAIN = "train"

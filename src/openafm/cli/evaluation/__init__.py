@@ -1,0 +1,1 @@
+"""Commands that evaluate, annotate and check models."""

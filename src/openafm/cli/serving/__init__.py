@@ -1,0 +1,1 @@
+"""Commands that serve a model and measure it."""
