@@ -7,10 +7,9 @@ import dataclasses
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal
 
-from openafm.core.errors import OpenAFMError
 from openafm.framework.backends.language_model import (
     Answer,
     AnswerRequest,
@@ -20,26 +19,22 @@ from openafm.framework.backends.language_model import (
     LanguageModel,
     LanguageModelExecutor,
     TextPiece,
-    Usage,
 )
 from openafm.framework.backends.truncation import truncation_error
 from openafm.framework.errors import (
-    DecodingFailureError,
     ExceededContextWindowSizeError,
-    FoundationModelsError,
     GenerationCancelledError,
-    GenerationError,
     GuardrailViolationError,
     RefusalError,
-    RequestTimeoutError,
-    SchemaFormatError,
     UnsupportedCapabilityError,
 )
 from openafm.framework.options import GenerationOptions, ToolCallingMode
 from openafm.framework.profiling.recorder import SpanRecorder, begin_request
 from openafm.framework.profiling.spans import SpanKind
+from openafm.framework.session.answer_checks import check_calls, check_events, framework_errors
 from openafm.framework.session.formats import IncompleteResponseError, Snapshot, TextFormat
 from openafm.framework.session.request import Response, SessionRequest
+from openafm.framework.session.request_state import RequestState, record_answer
 from openafm.framework.tools.policy import ToolPolicy, denied_text
 from openafm.framework.tools.runner import ToolOutput, ToolRunner
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
@@ -53,10 +48,8 @@ from openafm.framework.transcripts.transcript import (
     Transcript,
 )
 from openafm.runtime.engines.base import ContextWindowError
-from openafm.safety.guardrail import Guardrail, OutputMonitor, Refused, Verdict, Violation
-from openafm.tokenizer.conversation import Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
-from openafm.tokenizer.schema_text import SchemaTextError
-from openafm.tokenizer.tool_calls import tool_calls_text
+from openafm.safety.guardrail import OutputMonitor, Refused, Verdict, Violation
+from openafm.tokenizer.conversation import Instructions, ToolCall, ToolTurn, Turn, UserTurn
 
 _MAX_CALLS_PER_ANSWER = 16
 _EXPLAIN = "Say in one sentence why you will not help with this."
@@ -103,7 +96,7 @@ class Responder:
         self._check_capabilities(request)
         guardrail = self.model.guardrail(is_guided=request.format.schema is not None)
         text = prompt_text(request.prompt)
-        with _framework_errors():
+        with framework_errors():
             span.set_content(prompt=text)
             with span.child(SpanKind.CHECK, "prompt"):
                 content, images = prompt_content(request.prompt, self._image_count(request))
@@ -113,7 +106,7 @@ class Responder:
                 if guardrail is not None:
                     self._check_verdict(guardrail.check_input(text), "prompt", text)
             executor = self._current_executor(span)
-            state = _RequestState(request, executor, guardrail, text, prompt, images, self._deadline(), span)
+            state = RequestState(request, executor, guardrail, text, prompt, images, self._deadline(), span)
             with executor.undone_on_error():
                 yield from self._answers(state)
                 self.transcript._append(*state.entries, after=self._num_entries)
@@ -121,17 +114,17 @@ class Responder:
 
     def prewarm(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
         """Load the model and prefill the transcript and the beginning of the next prompt."""
-        with begin_request(self, "prewarm", model=self.model.name) as span, _framework_errors():
+        with begin_request(self, "prewarm", model=self.model.name) as span, framework_errors():
             executor = self._current_executor(span)
             with span.child(SpanKind.PREFILL, "prompt"):
                 executor.prefill(prompt_prefix, cancelled)
 
     def snapshot(self) -> bytes | memoryview | None:
         """Return the model's state for the transcript; None if it has none."""
-        with _framework_errors():
+        with framework_errors():
             return self._snapshot if self._executor is None else self._executor.snapshot()
 
-    def _answers(self, state: _RequestState) -> Generator[Snapshot[Any], None, None]:
+    def _answers(self, state: RequestState) -> Generator[Snapshot[Any], None, None]:
         request = state.request
         schema = request.format.schema
         state.entries.append(PromptEntry(turn=state.prompt, options=request.options, schema=schema, images=state.images))
@@ -140,7 +133,7 @@ class Responder:
             with state.span.child(SpanKind.INFERENCE, self.model.name) as span:
                 answer = yield from self._answer(state, turns, num_rounds, span)
                 if span.is_recorded:
-                    _record_answer(span, request, turns, answer)
+                    record_answer(span, request, turns, answer)
             state.usage += answer.usage
             if not answer.turn.tool_calls:
                 break
@@ -162,7 +155,7 @@ class Responder:
         )
 
     def _answer(
-        self, state: _RequestState, turns: tuple[Turn, ...], num_rounds: int, span: SpanRecorder
+        self, state: RequestState, turns: tuple[Turn, ...], num_rounds: int, span: SpanRecorder
     ) -> Generator[Snapshot[Any], None, Answer]:
         request, mode = state.request, state.request.options.tool_calling_mode
         num_calls_left = self._limits.calls - state.num_calls
@@ -181,7 +174,7 @@ class Responder:
                 span=span,
             )
         )
-        _check_events(events, state.executor)
+        check_events(events, state.executor)
         answers: list[Answer] = []
         with contextlib.closing(events):
             pieces = self._pieces(state, events, answers)
@@ -197,12 +190,12 @@ class Responder:
             except ContextWindowError as error:
                 text = "".join(state.pieces)
                 raise ExceededContextWindowSizeError(error.token_count, error.context_length, raw_content=text) from error
-        _check_calls(answers[0], tools, num_calls_left)
+        check_calls(answers[0], tools, num_calls_left)
         state.num_calls += len(answers[0].turn.tool_calls)
         return answers[0]
 
     def _pieces(
-        self, state: _RequestState, events: Generator[Event, None, Answer], answers: list[Answer]
+        self, state: RequestState, events: Generator[Event, None, Answer], answers: list[Answer]
     ) -> Generator[str, None, None]:
         """Yield the text of an answer; append the answer to `answers` at its end."""
         state.pieces.clear()
@@ -227,7 +220,7 @@ class Responder:
                 state.pieces.append(text)
                 yield text
 
-    def _call_tools(self, state: _RequestState, answer: Answer) -> tuple[Turn, ...]:
+    def _call_tools(self, state: RequestState, answer: Answer) -> tuple[Turn, ...]:
         calls = answer.turn.tool_calls
         denials = self._denials(state, calls)
         allowed = [call for call, denial in zip(calls, denials, strict=True) if denial is None]
@@ -247,7 +240,7 @@ class Responder:
             state.tool_images |= output.images
         return tuple(output.turn for output in outputs)
 
-    def _denials(self, state: _RequestState, calls: Sequence[ToolCall]) -> list[str | None]:
+    def _denials(self, state: RequestState, calls: Sequence[ToolCall]) -> list[str | None]:
         """Return why each call may not run; None: it may."""
         if self._policy is None:
             return [None] * len(calls)
@@ -349,90 +342,6 @@ class Responder:
         return None if seconds is None else time.monotonic() + seconds
 
 
-def _check_events(events: Any, executor: LanguageModelExecutor) -> None:
-    """Raise if an executor's `answer` is not a generator function."""
-    if isinstance(events, Coroutine):
-        events.close()
-    if not isinstance(events, Generator):
-        raise TypeError(
-            f"'answer' of {type(executor).__name__} must be a generator function (def with yield, not async def);"
-            f" it returned {type(events).__name__}"
-        )
-
-
-def _check_calls(answer: Answer, tools: Sequence[ToolDefinition], num_calls_left: int) -> None:
-    """Raise if the answer calls a tool that it may not call, or too many. This ends models that never stop calling."""
-    allowed = [tool.name for tool in tools]
-    if allowed and len(answer.turn.tool_calls) > num_calls_left:
-        raise DecodingFailureError(
-            "the request made more tool calls than ToolLimits.calls; raise that limit, or give clearer instructions",
-            raw_content=tool_calls_text(answer.turn.tool_calls),
-        )
-    for call in answer.turn.tool_calls:
-        if call.name not in allowed:
-            raise DecodingFailureError(
-                f"the model called the tool '{call.name}'; allowed tools: {', '.join(allowed) or 'none'}",
-                raw_content=tool_calls_text(answer.turn.tool_calls),
-            )
-
-
-def _record_answer(span: SpanRecorder, request: SessionRequest[Any, Any], turns: Sequence[Turn], answer: Answer) -> None:
-    """Record usage, settings and texts of an answer."""
-    sampling, options = request.options.sampling, request.options
-    settings = {
-        "temperature": options.temperature,
-        "max_tokens": options.maximum_response_tokens,
-        "top_k": None if sampling is None else sampling.top,
-        "top_p": None if sampling is None else sampling.probability_threshold,
-        "seed": None if sampling is None else sampling.seed,
-    }
-    span.set(
-        **answer.usage.to_dict(),
-        is_guided=request.format.schema is not None,
-        finish_reason="tool_calls" if answer.turn.tool_calls else answer.finish_reason.value,
-        **{name: value for name, value in settings.items() if value is not None},
-    )
-    text = tool_calls_text(answer.turn.tool_calls) if answer.turn.tool_calls else answer.turn.text
-    span.set_content(prompt="\n".join(turn.text for turn in turns), answer=text)
-
-
-class _RequestState:
-    """Hold what one running request has added so far, and its deadline."""
-
-    def __init__(
-        self,
-        request: SessionRequest[Any, Any],
-        executor: LanguageModelExecutor,
-        guardrail: Guardrail | None,
-        text: str,
-        prompt: UserTurn,
-        images: dict[str, bytes],
-        deadline: float | None,
-        span: SpanRecorder,
-    ) -> None:
-        self.span = span
-        self.request, self.executor, self.guardrail, self.text = request, executor, guardrail, text
-        self.prompt, self.images = prompt, images
-        self.tool_images: dict[str, bytes] = {}
-        self.entries: list[Entry] = []
-        self.pieces: list[str] = []  # text of the current answer
-        self.num_calls = 0
-        self.usage = Usage()
-        self._deadline = deadline
-
-    def is_over(self) -> bool:
-        return self.request.cancelled.is_set() or self._is_late()
-
-    def raise_if_late(self) -> None:
-        if self._is_late() and not self.request.cancelled.is_set():
-            raise RequestTimeoutError(
-                "the request took longer than ToolLimits.request_seconds; the session is unchanged", "".join(self.pieces)
-            )
-
-    def _is_late(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
-
-
 class _UnguardedModel(LanguageModel):
     """The same model without its guardrail, so that it can explain a refusal."""
 
@@ -452,18 +361,3 @@ class _UnguardedModel(LanguageModel):
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         return self._model.executor(turns)
-
-
-@contextlib.contextmanager
-def _framework_errors() -> Iterator[None]:
-    """Translate errors of lower rooms into the framework's errors."""
-    try:
-        yield
-    except FoundationModelsError:
-        raise
-    except ContextWindowError as error:
-        raise ExceededContextWindowSizeError(error.token_count, error.context_length) from error
-    except SchemaTextError as error:
-        raise SchemaFormatError(f"incorrect schema format: {error}") from error
-    except OpenAFMError as error:
-        raise GenerationError(str(error)) from error
