@@ -7,6 +7,7 @@ import datetime
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -15,7 +16,8 @@ from openafm.core.errors import UsageError
 from openafm.data.synthetic import LANGUAGES
 from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, label_cases, tool_cases
 from openafm.evaluation.fresh.natural import LABEL_SETS, natural_cases, words
-from openafm.evaluation.fresh.scores import constant_answer, grade_answer, score_cases
+from openafm.evaluation.fresh.samples import fresh_samples
+from openafm.evaluation.fresh.scores import FIELDS, constant_answer, grade_answer, score_cases
 
 
 def test_every_language_has_events_labels_and_nothing() -> None:
@@ -88,3 +90,18 @@ def test_natural_sets_are_read_from_a_folder(tmp_path: Path) -> None:
     assert grade_answer(tools[0], [[right[0][0], {}]]) == {"natural_tool": 1.0, "natural_slots": 0.0}
     with pytest.raises(UsageError, match="snips-test"):
         natural_cases(tmp_path / "none", count=1)
+
+
+def test_samples_are_the_best_and_the_worst_answer_of_each_set() -> None:
+    events = event_cases()
+    right = next(case for case in events if case.figure == "event")
+
+    def answer(case: Case) -> Any:
+        return {name: values[0] for name, values in case.expected.items() if name in FIELDS} if case is right else {}
+
+    best, worst = fresh_samples(events, ["event", "absent"], answer)
+    assert (best.prompt, best.grade) == (right.prompt, 1.0)
+    assert worst.grade < 1
+    assert worst.answer == "{}"
+    assert json.loads(worst.expected)["title"]
+    assert None not in json.loads(best.expected).values()

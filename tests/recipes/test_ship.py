@@ -104,6 +104,7 @@ def test_training_writes_a_bundle_with_card_and_figures(tmp_path: Path, capsys: 
 
     assert results["fresh"]["label_first"]["cases"] > 0
     card = bundle.card()
+    assert "| `label_first` | " in card, "an example of an answer"
     for expected in (
         "| label, the right one listed first |",
         bundle.signature,

@@ -9,6 +9,7 @@ from typing import Any
 from openafm.bundle.describe import Description
 from openafm.data.synthetic.natural import ATTRIBUTIONS
 from openafm.evaluation.fresh.figures import FreshFigure
+from openafm.evaluation.fresh.samples import NUM_CASES, FreshSample
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
 
 _SOURCES = "; ".join(ATTRIBUTIONS.values())
@@ -31,6 +32,8 @@ _FRESH_TITLES = {
     "natural_tool": "people's requests: tool of 5",
     "natural_slots": "people's requests: arguments",
 }
+SAMPLED = ("event", "form", "label_first", "natural_label", "natural_tool")
+"""Sets whose best and worst answers are examples in the card."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,7 @@ class ShippedResults:
     num_examples: int
     scores: ModelScores
     fresh: dict[str, FreshFigure]
+    samples: tuple[FreshSample, ...]
 
     @property
     def has_adapter(self) -> bool:
@@ -122,6 +126,10 @@ Sources of these requests: {_SOURCES}.
 {_FRESH}
 
 {_fresh(results.fresh)}
+
+Examples: of the first {NUM_CASES} cases of a set, the best answer and the worst one.
+
+{_samples(results.samples)}
 
 ## Held-out results of the generator
 
@@ -175,6 +183,22 @@ def _fresh(figures: Mapping[str, FreshFigure]) -> str:
         for name, figure in figures.items()
     ]
     return _table(("figure", "model", "constant answer", "patterns", "cases"), rows)
+
+
+def _samples(samples: Sequence[FreshSample]) -> str:
+    rows = [
+        (f"`{sample.figure}`", _cell(sample.prompt), _code(sample.answer), _code(sample.expected), _percent(sample.grade))
+        for sample in samples
+    ]
+    return _table(("set", "text", "answer", "right", "grade"), rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("\n", " ").replace("|", "\\|")
+
+
+def _code(text: str) -> str:
+    return f"`{_cell(text)}`"
 
 
 def _stages(stages: Sequence[Stage]) -> str:

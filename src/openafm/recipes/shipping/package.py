@@ -16,9 +16,11 @@ from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
 from openafm.evaluation import held_out
 from openafm.evaluation.fresh.figures import FreshFigure, fresh_cases, fresh_figures
+from openafm.evaluation.fresh.samples import FreshSample, fresh_samples
+from openafm.evaluation.fresh.scores import model_answer
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
 from openafm.framework.backends.system_model import SystemLanguageModel
-from openafm.recipes.shipping.card import ModelScores, ShippedResults, shipped_card
+from openafm.recipes.shipping.card import SAMPLED, ModelScores, ShippedResults, shipped_card
 from openafm.recipes.shipping.stages import TrainedStages, read_stage
 
 MAX_BYTES = 6_000_000
@@ -57,6 +59,7 @@ def ship(
             num_examples=num_examples,
             scores=score_models(trained, num_examples),
             fresh=score_fresh(trained.best, natural),
+            samples=tuple(sample_fresh(trained.best, natural)),
         )
     card = shipped_card(results)
     check_size(files | {"card.md": len(card.encode())})
@@ -120,6 +123,11 @@ def score_fresh(bundle: Bundle, natural: Path | None) -> dict[str, FreshFigure]:
             found = fresh_figures(SystemLanguageModel(bundle=bundle.path), cases, bar.update)
         known = scores.store({name: asdict(figure) for name, figure in found.items()})
     return {name: FreshFigure(**figure) for name, figure in known.items()}
+
+
+def sample_fresh(bundle: Bundle, natural: Path | None) -> list[FreshSample]:
+    """Return right and wrong answers on the same sets."""
+    return fresh_samples(fresh_cases(natural), SAMPLED, model_answer(SystemLanguageModel(bundle=bundle.path)))
 
 
 def _cached_scores(title: str, bundle: Bundle, num_examples: int) -> HeldOutScores:
