@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import openafm as fm
 from openafm.adapters.package import WEIGHTS, write_adapter
 from openafm.adapters.store import install_adapter
 from openafm.bundle import Bundle
-from openafm.serving.admission import AdapterMemory, Admission
+from openafm.serving.admission import Admission, SharedMemory
 from openafm.serving.errors import ApiError
 
 NAMES = ("served", "served:one", "served:two")
@@ -101,29 +102,32 @@ def test_an_adapter_that_cannot_be_loaded_is_not_counted(bundle: Bundle, tmp_pat
 
 def test_admission_counts_an_adapter_once_and_frees_it_when_needed() -> None:
     freed: list[str] = []
-    x, y, z = (AdapterMemory(name=name, num_bytes=size) for name, size in (("x", 4), ("y", 3), ("z", 1)))
+    x, y, z = (
+        SharedMemory(key=key, name="its adapter", num_bytes=size, free=partial(freed.append, key))
+        for key, size in (("x", 4), ("y", 3), ("z", 1))
+    )
 
     async def run() -> None:
-        admission = Admission(kv_bytes=10, max_running=9, max_waiting=9, queue_seconds=0.05, free=freed.append)
-        async with admission.admitted(2, adapter=x), admission.admitted(2, adapter=x):
+        admission = Admission(kv_bytes=10, max_running=9, max_waiting=9, queue_seconds=0.05)
+        async with admission.admitted(2, shared=[x]), admission.admitted(2, shared=[x]):
             assert admission.used_bytes == 8
-            admission.drop("x")  # a request uses it
+            admission.retain(set())  # a request uses it
             with pytest.raises(ApiError, match="busy"):
-                async with admission.admitted(0, adapter=y):
+                async with admission.admitted(0, shared=[y]):
                     pass
         assert (admission.used_bytes, freed) == (4, [])
-        async with admission.admitted(3, adapter=y):
+        async with admission.admitted(3, shared=[y]):
             assert admission.used_bytes == 10
-        async with admission.admitted(4, adapter=x):  # the other adapter is freed, not its own older one
+        async with admission.admitted(4, shared=[x]):  # the other adapter is freed, not its own older one
             assert (admission.used_bytes, freed) == (8, ["y"])
-        async with admission.admitted(1, adapter=z):
+        async with admission.admitted(1, shared=[z]):
             pass
         async with admission.admitted(8):
             assert (admission.used_bytes, freed) == (9, ["y", "x"])  # the least recently used one
         with pytest.raises(ApiError, match="4 for its adapter"):
-            async with admission.admitted(7, adapter=x):
+            async with admission.admitted(7, shared=[x]):
                 pass
-        admission.drop("z")
+        admission.retain({"y"})
         assert (admission.used_bytes, admission.num_running) == (0, 0)
 
     asyncio.run(run())

@@ -9,8 +9,9 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from openafm.serving.errors import ApiError, bad_request
 
@@ -18,11 +19,36 @@ _SMOOTHING = 0.2  # weight of the latest request in the mean duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterMemory:
-    """The memory of an adapter by its model's name. Requests share it, and it stays in use until it is dropped."""
+class SharedMemory:
+    """Memory that requests share, such as an adapter: in use from the first request until it is dropped.
 
+    Attributes:
+        name: what a message to the client calls it.
+        free: called when the memory is needed and no request uses it.
+    """
+
+    key: str
     name: str
     num_bytes: int
+    free: Callable[[], object]
+
+
+class Caches(Protocol):
+    """Memory that grows with the answers and can be freed at any time."""
+
+    @property
+    def cached_bytes(self) -> int: ...
+
+    def free_cached(self, num_bytes: int) -> None:
+        """Free at least `num_bytes` if the caches hold as much."""
+        ...
+
+
+class _NoCaches:
+    cached_bytes = 0
+
+    def free_cached(self, num_bytes: int) -> None:
+        """There is nothing to free."""
 
 
 @dataclass(order=True)
@@ -31,15 +57,15 @@ class _Waiter:
     number: int
     num_bytes: int = field(compare=False)
     num_answers: int = field(compare=False)
-    adapter: AdapterMemory | None = field(compare=False)
+    shared: Sequence[SharedMemory] = field(compare=False)
     admitted: asyncio.Future[None] = field(compare=False)
 
 
 @dataclass
 class _Resident:
-    """The memory of an adapter and the number of admitted requests that use it."""
+    """Shared memory and the number of admitted requests that use it."""
 
-    num_bytes: int
+    memory: SharedMemory
     num_users: int = 0
 
 
@@ -49,11 +75,11 @@ class Admission:
     Used by the thread of the event loop.
 
     Args:
-        kv_bytes: budget for keys and values of the admitted requests, and for adapters.
+        kv_bytes: budget for keys and values of the admitted requests, for shared memory and for caches.
         max_running: most answers at a time.
         max_waiting: most waiting requests.
         queue_seconds: longest wait.
-        free: called with the name of an adapter without requests whose memory is needed.
+        caches: freed as far as a request needs their memory.
     """
 
     def __init__(
@@ -63,10 +89,10 @@ class Admission:
         max_running: int,
         max_waiting: int,
         queue_seconds: float,
-        free: Callable[[str], object] = lambda name: None,
+        caches: Caches | None = None,
     ) -> None:
-        self.kv_bytes, self.max_running, self._free = kv_bytes, max_running, free
-        self._adapters: dict[str, _Resident] = {}  # least recently used first
+        self.kv_bytes, self.max_running, self._caches = kv_bytes, max_running, caches or _NoCaches()
+        self._residents: dict[str, _Resident] = {}  # least recently used first
         self._max_waiting, self._queue_seconds = max_waiting, queue_seconds
         self.used_bytes = self.num_running = 0
         self._queue: list[_Waiter] = []
@@ -79,24 +105,23 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admitted(
-        self, num_bytes: int, num_answers: int = 1, priority: int = 0, adapter: AdapterMemory | None = None
+        self, num_bytes: int, num_answers: int = 1, priority: int = 0, shared: Sequence[SharedMemory] = ()
     ) -> AsyncIterator[None]:
-        """Run a block with `num_bytes` of memory, that of an adapter and `num_answers` places. Higher priorities go first.
+        """Run a block with `num_bytes` of memory, shared memory and `num_answers` places. Higher priorities go first.
 
         Raises:
             ApiError: 400 if the request can never be admitted; 429 if the queue is full or the wait is too long.
         """
-        adapter_bytes = 0 if adapter is None else adapter.num_bytes
-        if num_bytes + adapter_bytes > self.kv_bytes:
-            and_adapter = f" and {adapter_bytes:,} for its adapter" if adapter_bytes else ""
+        if num_bytes + sum(each.num_bytes for each in shared) > self.kv_bytes:
+            and_shared = "".join(f" and {each.num_bytes:,} for {each.name}" for each in shared)
             raise bad_request(
-                f"the request needs {num_bytes:,} bytes for keys and values{and_adapter}, and the server has"
+                f"the request needs {num_bytes:,} bytes for keys and values{and_shared}, and the server has"
                 f" {self.kv_bytes:,}; lower max_tokens or n, or shorten the messages",
                 param="max_tokens",
             )
         if num_answers > self.max_running:
             raise bad_request(f"n is {num_answers}; this server computes at most {self.max_running} at a time", param="n")
-        waiter = await self._wait(num_bytes, num_answers, priority, adapter)
+        waiter = await self._wait(num_bytes, num_answers, priority, shared)
         started = time.monotonic()
         try:
             yield
@@ -105,16 +130,15 @@ class Admission:
             self._mean_seconds += _SMOOTHING * (time.monotonic() - started - self._mean_seconds)
             self._admit()
 
-    def drop(self, name: str) -> None:
-        """Stop counting an adapter that is not loaded any more, unless a request uses it."""
-        resident = self._adapters.get(name)
-        if resident is not None and not resident.num_users:
-            self.used_bytes -= self._adapters.pop(name).num_bytes
-            self._admit()
+    def retain(self, keys: Collection[str]) -> None:
+        """Stop counting shared memory that is free by now: no request uses it, and `keys` lacks it."""
+        for key in [key for key, each in self._residents.items() if not each.num_users and key not in keys]:
+            self.used_bytes -= self._residents.pop(key).memory.num_bytes
+        self._admit()
 
-    async def _wait(self, num_bytes: int, num_answers: int, priority: int, adapter: AdapterMemory | None) -> _Waiter:
+    async def _wait(self, num_bytes: int, num_answers: int, priority: int, shared: Sequence[SharedMemory]) -> _Waiter:
         future = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(-priority, next(self._numbers), num_bytes, num_answers, adapter, future)
+        waiter = _Waiter(-priority, next(self._numbers), num_bytes, num_answers, shared, future)
         heapq.heappush(self._queue, waiter)
         self._admit()
         try:
@@ -147,34 +171,40 @@ class Admission:
             heapq.heappop(self._queue)
 
     def _find_room(self, waiter: _Waiter) -> bool:
-        """Return whether a request fits, after freeing adapters without requests if it fits then."""
-        own = waiter.adapter
-        needed = waiter.num_bytes + (own.num_bytes if own is not None and own.name not in self._adapters else 0)
-        unused = [name for name, each in self._adapters.items() if not each.num_users and (own is None or name != own.name)]
-        if self.used_bytes + needed - sum(self._adapters[name].num_bytes for name in unused) > self.kv_bytes:
+        """Return whether a request fits, after freeing caches and then unused shared memory if it fits only then."""
+        own = {each.key for each in waiter.shared}
+        added = sum(each.num_bytes for each in waiter.shared if each.key not in self._residents)
+        unused = [key for key, each in self._residents.items() if not each.num_users and key not in own]
+        missing = self.used_bytes + waiter.num_bytes + added - self.kv_bytes  # beside caches
+        if missing > sum(self._residents[key].memory.num_bytes for key in unused):
             return False
-        for name in unused:
-            if self.used_bytes + needed <= self.kv_bytes:
+        cached = self._caches.cached_bytes
+        if missing + cached > 0:
+            self._caches.free_cached(min(missing, 0) + cached)
+        for key in unused:
+            if missing <= 0:
                 break
-            self.used_bytes -= self._adapters.pop(name).num_bytes
-            self._free(name)
+            memory = self._residents.pop(key).memory
+            memory.free()
+            self.used_bytes -= memory.num_bytes
+            missing -= memory.num_bytes
         return True
 
     def _enter(self, waiter: _Waiter) -> None:
         self.used_bytes += waiter.num_bytes
         self.num_running += waiter.num_answers
-        if waiter.adapter is not None:
-            if waiter.adapter.name not in self._adapters:
-                self.used_bytes += waiter.adapter.num_bytes
-            resident = self._adapters.pop(waiter.adapter.name, _Resident(waiter.adapter.num_bytes))
+        for memory in waiter.shared:
+            if memory.key not in self._residents:
+                self.used_bytes += memory.num_bytes
+            resident = self._residents.pop(memory.key, _Resident(memory))
             resident.num_users += 1
-            self._adapters[waiter.adapter.name] = resident  # the most recently used
+            self._residents[memory.key] = resident  # the most recently used
 
     def _leave(self, waiter: _Waiter) -> None:
         self.used_bytes -= waiter.num_bytes
         self.num_running -= waiter.num_answers
-        if waiter.adapter is not None:
-            self._adapters[waiter.adapter.name].num_users -= 1
+        for memory in waiter.shared:
+            self._residents[memory.key].num_users -= 1
 
     def _overloaded(self, reason: str) -> ApiError:
         rounds = 1 + self.num_waiting / self.max_running

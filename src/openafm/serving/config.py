@@ -36,7 +36,8 @@ class ServerConfig(Config):
         max_running: answers that are computed at a time.
         max_waiting: requests that wait for memory or a place; further ones are answered with 429.
         max_choices: largest `n`.
-        kv_bytes: memory for keys and values of running answers, and for adapters; 0: a quarter of the physical memory.
+        kv_bytes: memory for keys and values of running answers, adapters, vision encoders, and caches of prefixes and
+            images, which are freed as answers need it; 0: a quarter of the physical memory.
         idle_seconds: a model without requests for this long is released; 0: never.
         max_connections: open connections; further ones are answered with 503.
         private: folder of a private node, which answers encrypted requests only; empty: an ordinary server.

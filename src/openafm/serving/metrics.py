@@ -24,6 +24,9 @@ class Metrics:
         self._running = Gauge("openafm:num_requests_running", "Requests with running answers", registry=registry)
         self._waiting = Gauge("openafm:num_requests_waiting", "Requests that wait for admission", registry=registry)
         self._kv = Gauge("openafm:kv_cache_usage_perc", "Share of the budget for keys and values", registry=registry)
+        self._cached_bytes = Gauge(
+            "openafm:cached_bytes", "Bytes of stored prefixes and embeddings of images", registry=registry
+        )
         self._models = Gauge("openafm:num_models_loaded", "Models in memory", registry=registry)
         self._prompt = Counter("openafm:prompt_tokens", "Prompt tokens", labels, registry=registry)
         self._cached = Counter("openafm:prefix_cache_hits", "Prompt tokens from the cache", labels, registry=registry)
@@ -71,5 +74,6 @@ class Metrics:
         """Return the metrics in Prometheus' text format."""
         self._waiting.set(admission.num_waiting)
         self._kv.set(admission.used_bytes / admission.kv_bytes)
+        self._cached_bytes.set(models.cached_bytes)
         self._models.set(models.num_loaded)
         return generate_latest(self._registry)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from openafm.adapters.store import installed_adapters
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
@@ -14,8 +15,8 @@ from openafm.framework.backends import loaded_model
 from openafm.framework.backends.adapter import resolve_adapter
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.backends.system_model import SystemLanguageModel
-from openafm.runtime.engines.selection import adapter_bytes, engine_name, kv_bytes_per_token
-from openafm.serving.admission import AdapterMemory
+from openafm.runtime.engines.selection import adapter_bytes, engine_name, kv_bytes_per_token, vision_bytes
+from openafm.serving.admission import SharedMemory
 from openafm.serving.errors import ApiError
 
 
@@ -36,17 +37,6 @@ class ServedModel:
     def base(self) -> ServedModel:
         """The bundle without the adapter."""
         return ServedModel(name=self.bundle.name, bundle=self.bundle)
-
-    def adapter_memory(self) -> AdapterMemory | None:
-        """Return the memory of the adapter; None without one.
-
-        Raises:
-            AssetError: the adapter is missing or damaged.
-        """
-        if self.adapter is None:
-            return None
-        package = resolve_adapter(self.adapter, self.bundle)
-        return AdapterMemory(name=self.name, num_bytes=adapter_bytes(package, engine_name(self.bundle)))
 
     @property
     def created(self) -> int:
@@ -132,6 +122,41 @@ class ModelCatalog:
             self.release(model)
             raise
 
+    def shared_memory(self, model: ServedModel, sees: bool) -> list[SharedMemory]:
+        """Return the memory of a model that requests share: of its adapter and, if it `sees`, of the vision encoder.
+
+        Raises:
+            AssetError: the adapter is missing or damaged.
+        """
+        engine, shared = engine_name(model.bundle), list[SharedMemory]()
+        if model.adapter is not None:
+            num_bytes = adapter_bytes(resolve_adapter(model.adapter, model.bundle), engine)
+            free = partial(self.drop, model.name)
+            shared.append(SharedMemory(key=model.name, name="its adapter", num_bytes=num_bytes, free=free))
+        if sees and (num_bytes := vision_bytes(model.bundle, engine)):
+            key, free = _vision_key(model.bundle), partial(self._release_vision, model.bundle.name)
+            shared.append(SharedMemory(key=key, name="the vision encoder", num_bytes=num_bytes, free=free))
+        return shared
+
+    def memory_keys(self) -> set[str]:
+        """Return the keys of the shared memory that loaded models may hold."""
+        return self._loaded.keys() | {_vision_key(each.bundle) for each in self._loaded.values()}
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the stored prefixes and embeddings of all loaded models."""
+        return sum(each.cached_bytes for each in self._loaded.values())
+
+    def free_cached(self, num_bytes: int) -> None:
+        """Free at least `num_bytes` if the caches hold as much, those of the least recently used models first."""
+        for name in sorted(self._loaded, key=lambda name: self._last_used.get(name, 0.0)):
+            num_bytes -= self._loaded[name].free_cached(num_bytes)
+
+    def _release_vision(self, bundle: str) -> None:
+        for each in self._loaded.values():
+            if each.bundle.name == bundle:
+                each.engine.release_vision()
+
     def release(self, model: ServedModel) -> None:
         """End a use."""
         self._num_users[model.name] -= 1
@@ -160,6 +185,10 @@ class ModelCatalog:
         """Release a model, if it is loaded. Requests that use it keep it until they end."""
         if (loaded := self._loaded.pop(name, None)) is not None:
             loaded_model.release(loaded)
+
+
+def _vision_key(bundle: Bundle) -> str:
+    return f"{bundle.name} sees"  # no model's name
 
 
 def _all_bundles() -> list[Bundle]:

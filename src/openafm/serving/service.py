@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.safety.blocklist import BlocklistConfig
@@ -149,7 +151,7 @@ class AnswerService:
             max_running=config.max_running,
             max_waiting=config.max_waiting,
             queue_seconds=config.queue_seconds,
-            free=models.drop,
+            caches=models,
         )
         self._guardrail = build_guardrail(config)
         self._threads = ThreadPoolExecutor(config.max_running, thread_name_prefix="openafm-answer")
@@ -172,10 +174,10 @@ class AnswerService:
             check_bias(base, task.decoding.bias)
             prompt = await asyncio.to_thread(encode, base, task.source, self._guardrail)
             num_tokens = _num_tokens(base, prompt, task.decoding)
-            num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices
+            num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices + _embedding_bytes(base, prompt)
             async with contextlib.AsyncExitStack() as place:
                 loaded = await place.enter_async_context(
-                    self.admitted(model, num_bytes, task.num_choices, task.client.priority)
+                    self.admitted(model, num_bytes, task.num_choices, task.client.priority, sees=bool(prompt.images))
                 )
                 place.enter_context(self.metrics.running())
                 deadline = time.monotonic() + self.config.request_seconds
@@ -207,33 +209,31 @@ class AnswerService:
 
     @contextlib.asynccontextmanager
     async def admitted(
-        self, model: ServedModel, num_bytes: int, num_answers: int = 1, priority: int = 0
+        self, model: ServedModel, num_bytes: int, num_answers: int = 1, priority: int = 0, *, sees: bool = False
     ) -> AsyncIterator[LoadedModel]:
-        """Run a block with a loaded model, once the memory for keys and values and for its adapter is free.
+        """Run a block with a loaded model, once there is memory for keys and values, its adapter and its vision encoder.
 
         Raises:
             ApiError: as `Admission.admitted`.
             OpenAFMError: the model cannot be loaded.
         """
-        memory = await asyncio.to_thread(model.adapter_memory)
+        shared = await asyncio.to_thread(self.models.shared_memory, model, sees)
         try:
-            async with self.admission.admitted(num_bytes, num_answers, priority, memory), self._loaded(model) as loaded:
+            async with self.admission.admitted(num_bytes, num_answers, priority, shared), self._loaded(model) as loaded:
                 yield loaded
         finally:
-            if not self.models.is_loaded(model.name):
-                self.admission.drop(model.name)
+            self.admission.retain(self.models.memory_keys())
 
     def unload(self, model: ServedModel) -> bool:
         """Drop a model that no request uses. Return whether it is gone."""
         is_gone = self.models.unload(model)
-        if is_gone:
-            self.admission.drop(model.name)
+        self.admission.retain(self.models.memory_keys())
         return is_gone
 
     def release_idle(self) -> None:
         """Drop the models that have not been used for long."""
-        for name in self.models.release_idle():
-            self.admission.drop(name)
+        if self.models.release_idle():
+            self.admission.retain(self.models.memory_keys())
 
     @contextlib.asynccontextmanager
     async def _loaded(self, model: ServedModel) -> AsyncIterator[LoadedModel]:
@@ -290,6 +290,12 @@ async def _leave(place: contextlib.AsyncExitStack, futures: Sequence[asyncio.Fut
     """Free memory and places once the answers are computed. Their texts may wait longer for a client that reads slowly."""
     await asyncio.gather(*futures)
     await place.aclose()
+
+
+def _embedding_bytes(model: LoadedModel, prompt: EncodedInput) -> int:
+    """Return the bytes of the embeddings of a prompt's images."""
+    num_tokens = sum(stop - start for start, stop, _ in prompt.prompt.insertions)
+    return num_tokens * model.bundle.config.dim * np.dtype(np.float32).itemsize
 
 
 def _num_tokens(loaded: LoadedModel, prompt: EncodedInput, decoding: Decoding) -> int:

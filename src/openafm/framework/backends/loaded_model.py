@@ -60,6 +60,16 @@ class LoadedModel:
         )
 
     @property
+    def cached_bytes(self) -> int:
+        """Bytes of stored prefixes and of embeddings of images."""
+        return self.prefixes.num_bytes + self._images.num_bytes
+
+    def free_cached(self, num_bytes: int) -> int:
+        """Evict embeddings of images, then prefixes, until `num_bytes` are free or none is left. Return the bytes freed."""
+        freed = self._images.free(num_bytes)
+        return freed + self.prefixes.free(num_bytes - freed)
+
+    @property
     def scorer(self) -> Scorer:
         """The likelihoods and raw continuations of texts."""
         return Scorer(engine=self.engine, tokenizer=self.tokenizer)

@@ -191,6 +191,9 @@ class Engine(ABC):
         """
         raise InsertedEmbeddingsError("this model has no vision encoder; use a multimodal model for images")
 
+    def release_vision(self) -> None:  # noqa: B027 most engines have nothing to free
+        """Free the memory of a vision encoder that is loaded for images only. The next image loads it again."""
+
     def new_sequence(self) -> Sequence:
         """Return an empty sequence."""
         self._check_process()

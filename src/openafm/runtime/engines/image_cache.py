@@ -86,9 +86,19 @@ class ImageCache:
             if key not in self._embeddings and vectors_LD.nbytes <= self._most_bytes:
                 self._embeddings[key] = vectors_LD
                 self.num_bytes += vectors_LD.nbytes
-            while self.num_bytes > self._most_bytes:
-                self.num_bytes -= self._embeddings.popitem(last=False)[1].nbytes
+            self._evict(self.num_bytes - self._most_bytes)
         return vectors_LD
+
+    def free(self, num_bytes: int) -> int:
+        """Evict embeddings until `num_bytes` are free or none is left. Return the bytes freed."""
+        with self._lock:
+            return self._evict(num_bytes)
+
+    def _evict(self, num_bytes: int) -> int:
+        before = self.num_bytes
+        while self._embeddings and before - self.num_bytes < num_bytes:
+            self.num_bytes -= self._embeddings.popitem(last=False)[1].nbytes
+        return before - self.num_bytes
 
     def _computed(self, digest: str, num_tokens: int, data: bytes | None) -> NDArray[np.float32]:
         # A wrong image under this digest would be seen by other sessions.

@@ -59,6 +59,14 @@ class PrefixCache:
         with self._lock:
             return sum(store.num_bytes for store in self._stores.values())
 
+    def free(self, num_bytes: int) -> int:
+        """Evict conversations, then openings, until `num_bytes` are free or no entry is left. Return the bytes freed."""
+        with self._lock:
+            freed = 0
+            for kind in ("conversation", "opening"):
+                freed += self._stores[kind].free(num_bytes - freed)
+            return freed
+
     def may_keep(self, num_tokens: int) -> bool:
         """Return True if a prefix of this length may be stored."""
         return self._most_bytes > 0 and num_tokens >= LEAST_TOKENS
@@ -193,8 +201,14 @@ class _PrefixStore:
         self._keys.insert(place, entry.key)
         self.num_bytes += sum(size for address, size in entry.memory.items() if not self._num_owners[address])
         self._num_owners.update(entry.memory.keys())
-        while self.num_bytes > self._most_bytes:
+        self.free(self.num_bytes - self._most_bytes)
+
+    def free(self, num_bytes: int) -> int:
+        """Evict the least recently used entries until `num_bytes` are free or none is left. Return the bytes freed."""
+        before = self.num_bytes
+        while self._entries and before - self.num_bytes < num_bytes:
             self._drop(next(iter(self._entries.values())))
+        return before - self.num_bytes
 
     def _drop(self, entry: _Prefix) -> None:
         del self._entries[entry.key]

@@ -22,7 +22,7 @@ from openafm.runtime.native.support import unsupported
 
 CHOICE = "OPENAFM_ENGINE"
 _TORCH_KV_BYTES = 4  # the torch engine keeps keys and values in fp32, whatever the bundle's numerics
-_TORCH_WEIGHT_BYTES = 4
+_TORCH_WEIGHT_BYTES = _VISION_WEIGHT_BYTES = 4
 
 
 FullPrecisionEngine: TypeAlias = Literal["torch", "native"]
@@ -112,6 +112,11 @@ def adapter_bytes(adapter: AdapterPackage, engine: Literal["native", "torch"]) -
     """Return the bytes of an adapter that an engine holds: as stored by the native one, in fp32 by torch."""
     stored = (adapter.path / WEIGHTS).stat().st_size
     return stored if engine == "native" else stored * _TORCH_WEIGHT_BYTES // np.dtype(adapter.config.precision).itemsize
+
+
+def vision_bytes(bundle: Bundle, engine: Literal["native", "torch"]) -> int:
+    """Return the bytes of a vision encoder that an engine loads for the first image; torch loads it with the model."""
+    return _VISION_WEIGHT_BYTES * bundle.config.other_parameters() if engine == "native" else 0
 
 
 def weight_bytes(bundle: Bundle, num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:

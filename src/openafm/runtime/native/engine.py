@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
-from openafm.compression.int8_rows import with_vision_in_float
 from openafm.compression.numerics import Numerics
 from openafm.core.errors import UsageError
 from openafm.core.processes import finalize
@@ -30,7 +28,7 @@ from openafm.runtime.native.library import VERSION, kernel_names, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.support import takes_new_weights
 from openafm.runtime.native.update import packed_update, with_numerics
-from openafm.runtime.native.vision import VisionTower
+from openafm.runtime.native.vision import LazyVisionTower
 from openafm.runtime.native.weights import open_weights, rounded_weights
 
 MOST_THREADS = 256
@@ -125,8 +123,6 @@ class NativeEngine(Engine):
         )
         self._takes_new_weights = takes_new_weights(bundle)
         self._bundle, self._dim = bundle if numerics is None else with_numerics(bundle, numerics), bundle.config.dim
-        self._tower: VisionTower | None = None  # loaded for the first image
-        self._loading_tower = threading.Lock()
         self._first_signature = self.signature
         if beside is None:
             library = native_library()
@@ -135,6 +131,7 @@ class NativeEngine(Engine):
             self._weights = open_weights(bundle, library) if numerics is None else rounded_weights(self._bundle, library)
             self._owns_weights = numerics is not None
             self._model = self._new_model(library)
+            self._tower = LazyVisionTower(self._bundle)
         else:
             own, other = self._bundle, beside._bundle
             if (own.signature, own.numerics, 0) != (other.signature, other.numerics, beside.weights_version):
@@ -142,6 +139,7 @@ class NativeEngine(Engine):
             self.num_threads, self.kernels = beside.num_threads, beside.kernels
             self._weights, self._model = beside._weights, beside._model
             self._owns_weights = beside._owns_weights = False
+            self._tower = beside._tower
         self._adapter = None if adapter is None else self._model.adapter(adapter)
 
     @property
@@ -158,13 +156,12 @@ class NativeEngine(Engine):
         return NativeCache(self._model, handle)
 
     def encode_views(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> NDArray[np.float32]:
-        config = self._bundle.config
-        if not isinstance(config, MultimodalConfig):
+        if not isinstance(self._bundle.config, MultimodalConfig):
             return super().encode_views(views_VYXC, num_tokens)
-        with self._loading_tower:
-            if self._tower is None:
-                self._tower = VisionTower(config, with_vision_in_float(self._bundle.tensors(), self._bundle.numerics))
         return self._tower.encode(views_VYXC, num_tokens)
+
+    def release_vision(self) -> None:
+        self._tower.release()
 
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
         """See `Engine.update_weights`. The first update copies weights that are shared with other engines.

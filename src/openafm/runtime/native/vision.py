@@ -7,12 +7,15 @@ attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from openafm.bundle import Bundle
+from openafm.compression.int8_rows import with_vision_in_float
 from openafm.models.vision.config import (
     GlobalScopeConfig,
     RegisterWindowScopeConfig,
@@ -31,6 +34,29 @@ _CUBIC = -0.75  # the coefficient of torch's bicubic interpolation
 # erf(x) = 1 - (a1 t + ... + a5 t^5) exp(-x^2) with t = 1 / (1 + p x), within 1.5e-7 (Abramowitz and Stegun 7.1.26)
 _ERF_P = 0.3275911
 _ERF_A = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
+
+
+class LazyVisionTower:
+    """The vision encoder of a bundle, loaded for the first image after a release. Safe to share between threads."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._tower: VisionTower | None = None
+        self._loading = threading.Lock()
+
+    def encode(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> Floats:
+        """See `VisionTower.encode`. The bundle's config is a `MultimodalConfig`."""
+        with self._loading:
+            if self._tower is None:
+                tensors = with_vision_in_float(self._bundle.tensors(), self._bundle.numerics)
+                self._tower = VisionTower(cast(MultimodalConfig, self._bundle.config), tensors)
+            tower = self._tower
+        return tower.encode(views_VYXC, num_tokens)
+
+    def release(self) -> None:
+        """Free the memory, once running calls have ended."""
+        with self._loading:
+            self._tower = None
 
 
 class VisionTower:
