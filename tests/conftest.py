@@ -22,6 +22,17 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OPENAFM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of a GPU where torch finds none."""
+    of_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    if of_gpus:  # importing torch takes seconds
+        import torch
+
+        if not torch.cuda.is_available():
+            for item in of_gpus:
+                item.add_marker(pytest.mark.skip(reason="torch finds no GPU"))
+
+
 def pytest_collection_finish() -> None:
     """Exempt the objects of imported modules from garbage collection, so that a full collection takes milliseconds."""
     gc.collect()

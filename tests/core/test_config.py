@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,15 @@ class Empty(Config):
 def test_a_key_below_a_config_without_keys_is_refused() -> None:
     with pytest.raises(UnknownKeyError, match=r"Empty has no 'low'$"):
         override(Empty(), {"low": "5"})
+
+
+def test_the_error_of_a_key_of_another_kind_names_that_kind() -> None:
+    expected = (
+        "unknown key 'shape.color': Shape has no 'color', its keys are: sides; "
+        'Colored has it: set shape to {"type": "Colored", "color": VALUE}'
+    )
+    with pytest.raises(UnknownKeyError, match=f"^{re.escape(expected)}$"):
+        override(Picture(weights={}), {"shape.color": "green"})
 
 
 def test_changes_are_checked_together() -> None:

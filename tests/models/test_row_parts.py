@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from openafm.models.activations import Microbatch, past_tokens
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.masked_attention import UnsupportedMaskError
 from openafm.models.masks import BidirectionalMask, CausalMask, Mask
@@ -76,6 +77,20 @@ def test_parts_attend_as_whole_rows(count: int, window: int | None, layout: RowL
     gradients = [torch.autograd.grad((x * weights).sum(), tensors) for x in (found, expected)]
     for of_found, of_expected in zip(*gradients, strict=True):
         torch.testing.assert_close(of_found, of_expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 7, 8])
+def test_the_planner_and_the_layer_agree_on_what_is_exchanged(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk has 6 positions, so that all 6 that a query with a window of 7 sees before its own lie in one chunk."""
+    lengths: list[int | None] = []
+    with_past = LocalExchange.with_past
+    monkeypatch.setattr(
+        LocalExchange, "with_past", lambda self, x, length: (lengths.append(length), with_past(self, x, length))[1]
+    )
+    of_parts(4, CausalMask(window), random_tensors(), ConsecutiveLayout())
+    batch = Microbatch(num_rows=1, row_tokens=6, document_tokens=6, number_bytes=4, attention_bytes=4, parts=4, chunks=1)
+    assert batch.sends_window(window) == bool(lengths)
+    assert past_tokens(window, batch) == (lengths[0] if lengths else 3 * 6)
 
 
 def test_positions_count_from_the_beginning_of_a_document() -> None:

@@ -88,7 +88,7 @@ def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
     An item of a list of configs has its `name` as key, or its index: `{"stages.extract.max_page_mb": "8"}`.
     Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`). Text that is not JSON is a string, as is text for a string field.
     """
-    return _override(config, {tuple(dotted.split(".")): text for dotted, text in changes.items()}, "")
+    return _override(config, {tuple(dotted.split(".")): text for dotted, text in changes.items()}, "", type(config))
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -102,15 +102,16 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 
 
-def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str) -> ConfigT:
-    """Apply all changes to one config together, so that it is checked once."""
+def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str, declared: Any) -> ConfigT:
+    """Apply all changes to one config, in a field with the hint `declared`, together, so that it is checked once."""
     hints = _type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
     replaced: dict[str, Any] = {}
     for name in dict.fromkeys(keys[0] for keys in changes):
         dotted = f"{path}{name}"
         if name not in names:
-            raise UnknownKeyError(f"unknown key '{dotted}': {type(config).__name__} has no '{name}'{nearest(name, names)}")
+            advice = _advice(type(config), name, declared, path) or nearest(name, names)
+            raise UnknownKeyError(f"unknown key '{dotted}': {type(config).__name__} has no '{name}'{advice}")
         value = getattr(config, name)
         if (name,) in changes:
             value = _value_from_text(hints[name], changes[(name,)], dotted)
@@ -122,8 +123,23 @@ def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str
             raise UnknownKeyError(
                 f"unknown key '{dotted}.{next(iter(below))[0]}': '{dotted}' is a value, with no keys below it"
             )
-        replaced[name] = _override(value, below, f"{dotted}.") if below else value
+        replaced[name] = _override(value, below, f"{dotted}.", hints[name]) if below else value
     return dataclasses.replace(config, **replaced)
+
+
+def _advice(cls: type[Config], name: str, declared: Any, path: str) -> str:
+    """Return a clause with the other kinds of the field at `path` that have the key `name`; empty without any."""
+    members = [declared, *get_args(declared)]
+    bases = [each for each in members if isinstance(each, type) and issubclass(each, Config)]
+    kinds = {kind: None for base in bases for kind in _kinds(base).values()}
+    others = [
+        kind.__name__ for kind in kinds if kind is not cls and name in {field.name for field in dataclasses.fields(kind)}
+    ]
+    if not others:
+        return ""
+    keys = ", ".join(field.name for field in dataclasses.fields(cls))
+    value = json.dumps({"type": others[0], name: "VALUE"}).replace('"VALUE"', "VALUE")
+    return f", its keys are: {keys or 'none'}; {' and '.join(others)} has it: set {path[:-1]} to {value}"
 
 
 def _is_list_of_configs(value: Any) -> bool:
@@ -143,7 +159,7 @@ def _override_items(items: tuple[Any, ...], changes: Mapping[tuple[str, ...], st
                 f"{path}.{key}: an item is not replaced as a whole; change one of its keys, or all of '{path}'"
             )
         below = {keys[1:]: change for keys, change in changes.items() if keys[0] == key}
-        replaced[index] = _override(items[index], below, f"{path}.{key}.")
+        replaced[index] = _override(items[index], below, f"{path}.{key}.", type(items[index]))
     return tuple(replaced)
 
 

@@ -26,7 +26,8 @@ class Microbatch:
 
     `number_bytes` is the width of the precision. `attention_bytes` is that of attention, which is fp32 on a CPU. A row has
     `row_images` images. With `parts` above 1 the tokens are one of that many parts of longer rows, of `chunks` chunks, whose
-    keys and values come from other devices.
+    keys and values come from other devices. `has_whole_softmax` is False where the softmax of the loss is computed in
+    blocks, as on a CPU.
     """
 
     num_rows: int
@@ -37,6 +38,7 @@ class Microbatch:
     row_images: int = 0
     parts: int = 1
     chunks: int = 1
+    has_whole_softmax: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -44,7 +46,7 @@ class Microbatch:
 
     def sends_window(self, window: int | None) -> bool:
         """Return True if a layer with this window needs the end of the chunk before each own one, and not whole rows."""
-        return window is not None and window <= self.row_tokens // self.chunks
+        return past_of_window(window, self.row_tokens // self.chunks) is not None
 
     @property
     def documents(self) -> tuple[int, ...]:
@@ -53,14 +55,17 @@ class Microbatch:
         return self.num_rows * ((self.document_tokens,) * whole + ((rest,) if rest else ()))
 
 
+def past_of_window(window: int | None, chunk_tokens: int) -> int | None:
+    """Return how many positions before a chunk of a row a layer reads, all in the chunk before it; None for whole rows."""
+    return None if window is None or window - 1 > chunk_tokens else window - 1
+
+
 def past_tokens(window: int | None, batch: Microbatch) -> int:
     """Return how many positions of other parts of the rows a layer gets keys and values of."""
     if batch.parts == 1:
         return 0
-    if batch.sends_window(window):
-        assert window is not None
-        return batch.num_rows * batch.chunks * (window - 1)
-    return batch.num_rows * (batch.parts - 1) * batch.row_tokens
+    past = past_of_window(window, batch.row_tokens // batch.chunks)
+    return batch.num_rows * ((batch.parts - 1) * batch.row_tokens if past is None else batch.chunks * past)
 
 
 @dataclass(frozen=True, kw_only=True)

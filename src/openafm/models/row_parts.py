@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from openafm.models.activations import past_of_window
 from openafm.models.attention_context import AttentionContext, BatchContext, LastPositions, PackedDocuments
 from openafm.models.masks import CausalMask, Mask
 from openafm.models.part_attention import PartAttention, part_attention, pieces_of
@@ -94,8 +95,7 @@ class RowPartContext(BatchContext):
 
     def _past(self, mask: Mask) -> int | None:
         """Return how many positions of the chunk before a layer reads; None for whole rows."""
-        window = mask.window if isinstance(mask, CausalMask) else None
-        return None if window is None or window - 1 > len(self._ranges[0]) else window - 1
+        return past_of_window(mask.window if isinstance(mask, CausalMask) else None, len(self._ranges[0]))
 
     def _exchanged_values(self, layer: int, past: int | None) -> Tensor:
         """Return keys and values, concatenated along the heads."""

@@ -22,6 +22,7 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.models.vision.multimodal import with_eyes
 from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.training.allocator import return_freed_blocks
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.record import AnotherRunError
 from openafm.training.config import PlainStart, TrainerConfig
@@ -135,6 +136,8 @@ def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallel
     config.precision.install(prepared.model)
     if config.activation_checkpointing is not None:
         config.activation_checkpointing.apply(prepared.model)
+        if torch.device(device).type == "cpu":
+            return_freed_blocks()
     num_steps = config.budget.steps(config.data) or 1
     return TrainingState(prepared, config.optimizer, config.ema, num_steps, parallelism, device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from openafm.cli.main import run
 from openafm.models.config import DecoderConfig
 from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
-from openafm.models.sizes import parallel_track_decoder
+from openafm.models.sizes import named_size, parallel_track_decoder
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.planning.chips import CHIPS
 from openafm.training.planning.plan import Plan, Workload
@@ -122,6 +123,17 @@ def test_the_planned_memory_is_near_the_traced(axes: Axes, work: dict[str, objec
     assert trace.weights == pytest.approx(plan.memory.parameters, rel=0.01)
     assert trace.optimizer == pytest.approx(plan.memory.optimizer, rel=0.01)
     assert plan.memory.peak == pytest.approx(trace.peak, rel=0.15)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_loss_of_a_large_vocabulary_on_a_gpu(precision: str) -> None:
+    """Its fp32 copies of a chunk of logits are most of the memory."""
+    model = replace(named_size("on_device.micro_draft"), vocab_size=1 << 16)
+    workload = Workload(row_tokens=256, rows_per_step=1, precision=precision)  # type: ignore[arg-type]
+    axes = Axes(shard=1, expert=1, track=1)
+    plan = make_plan(model, num_devices=1, chip=CHIPS["h100"], workload=workload, axes=axes)
+    held = plan.memory.parameters + plan.memory.optimizer
+    assert plan.memory.peak - held == pytest.approx(trace_step(plan).peak - held, rel=0.05)
 
 
 @pytest.mark.long

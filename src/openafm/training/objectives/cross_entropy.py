@@ -18,6 +18,8 @@ CHUNK_ELEMENTS = 1 << 22
 """Logits of a chunk in fp32, 16 MiB, which fit the last-level cache; 16-bit chunks have the same bytes."""
 BLOCK_ELEMENTS = 1 << 17
 """Logits of a softmax on a CPU: 512 KiB in fp32, so that all passes over them stay in the cache of a core."""
+BLOCK_DEVICES = {"cpu"}
+"""Types of devices with such blocks. Traces of a step remove the type that stands for a GPU."""
 
 
 def cross_entropy_sum(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -65,7 +67,7 @@ class _CrossEntropySum(torch.autograd.Function):
 
 def _differentiate_(logits_CV: Tensor, targets_C1: Tensor) -> Tensor:
     """Replace logits by the gradient of the loss in place; return the sum of the targets' negative log probabilities."""
-    rows = max(4, BLOCK_ELEMENTS // logits_CV.shape[1]) if logits_CV.is_cpu else len(logits_CV)
+    rows = max(4, BLOCK_ELEMENTS // logits_CV.shape[1]) if logits_CV.device.type in BLOCK_DEVICES else len(logits_CV)
     loss = logits_CV.new_zeros((), dtype=torch.float32)
     for logits_RV, targets_R1 in zip(logits_CV.split(rows), targets_C1.split(rows), strict=True):
         log_RV = F.log_softmax(logits_RV.float(), dim=1)

@@ -182,18 +182,23 @@ def decoder_footprint(
         vocabulary=Weights(dense=vocabulary),
         ends=tokens * (MASTER_BYTES * (config.dim + 1) + 2 * INDEX_BYTES) + 2 * rotation + images,
         loss_kept=tokens * config.dim * number + vocabulary * MASTER_BYTES,
-        loss_working=_loss_working(config, part.vocabulary_ranks, tokens, number),
+        loss_working=_loss_working(config, part.vocabulary_ranks, batch),
     )
 
 
-def _loss_working(config: DecoderConfig, ranks: int, tokens: int, number: int) -> int:
-    """Return the bytes of the loss beside its gradients: a chunk of logits, casts of the head and of its gradient."""
+def _loss_working(config: DecoderConfig, ranks: int, batch: Microbatch) -> int:
+    """Return the bytes of the loss beside its gradients: a chunk of logits, casts of the head and of its gradient.
+
+    A softmax of the whole chunk has fp32 copies of the logits: log probabilities, and in 16 bits the logits themselves.
+    """
+    tokens, number = batch.num_tokens, batch.number_bytes
     rows = config.vocab_size // ranks
     is_cast = number != MASTER_BYTES
     head = is_cast * rows * config.dim * number
     if ranks == 1:
         elements = LOGITS_OF_A_CHUNK * MASTER_BYTES // number
-        return min(max(256, elements // rows), tokens) * rows * number + 2 * head
+        copies = MASTER_BYTES * (1 + is_cast) * batch.has_whole_softmax
+        return min(max(256, elements // rows), tokens) * rows * (number + copies) + 2 * head
     chunk = min(max(256, LOGITS_OF_A_CHUNK // rows), tokens) * rows
     return chunk * number + head + is_cast * chunk * (number + MASTER_BYTES * (2 if tokens * rows > chunk else 1))
 

@@ -81,6 +81,7 @@ class Workload:
             chunks=chunks,
             number_bytes=number_bytes,
             attention_bytes=4 if chip.attends_in_fp32 else number_bytes,
+            has_whole_softmax=not chip.attends_in_fp32,
             row_images=self.row_images,
         )
 

@@ -29,6 +29,7 @@ from openafm.models.spans import Span
 from openafm.training.distributed.config import MeshShape, ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
+from openafm.training.objectives import cross_entropy
 from openafm.training.objectives.base import NextToken
 from openafm.training.planning.plan import Plan
 from openafm.training.state import PreparedModel, TrainingState
@@ -106,7 +107,7 @@ def trace_step(plan: Plan) -> StepTrace:
         TraceError: this process has a process group.
         MeshError: the layout does not divide the model.
     """
-    with _fake_processes(plan.shape.world) as processes, _flash_attention():
+    with _fake_processes(plan.shape.world) as processes, _as_on_a_gpu():
         config = ParallelConfig(
             **{axis: size for axis, size in plan.shape.axes.items() if axis != "replicate"},
             slices=plan.shape.slices,
@@ -198,15 +199,18 @@ def _fake_processes(world: int) -> Iterator[Processes]:
 
 
 @contextmanager
-def _flash_attention() -> Iterator[None]:
-    """Use the flash kernel for tensors on the CPU, which stand for those of a GPU, in every precision."""
+def _as_on_a_gpu() -> Iterator[None]:
+    """Treat tensors on the CPU as those of a GPU: the flash kernel in every precision, the softmax of a chunk at once."""
     before = document_attention.FLASH_DEVICES, document_attention.FLASH_DTYPES
+    blocks = cross_entropy.BLOCK_DEVICES
     document_attention.FLASH_DEVICES = before[0] | {"cpu"}
     document_attention.FLASH_DTYPES = (*before[1], torch.float32)
+    cross_entropy.BLOCK_DEVICES = blocks - {"cpu"}
     try:
         yield
     finally:
         document_attention.FLASH_DEVICES, document_attention.FLASH_DTYPES = before
+        cross_entropy.BLOCK_DEVICES = blocks
 
 
 class _MemoryMeter(TorchDispatchMode):
