@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from shared.reporting import hand_in
 
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
@@ -75,19 +76,14 @@ def main() -> None:
         print(json.dumps(measure(Case(**json.loads(case)), layout, Path(folder))))
         return
     rows = [row for case in (QUICK if options.quick else CASES) for row in compare(case)]
-    report = {
+    figures = {
         "loss_difference": max(row["loss_difference"] for row in rows),
         "peak_ratio": max(row["peak_ratio"] for row in rows),
         "slowest_rank": {layout: max(row["slowest_rank"] for row in rows if row["layout"] == layout) for layout in LAYOUTS},
         "ranks": RANKS,
         "rows": rows,
     }
-    if not options.quick:
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for row in rows:
-            print("  ".join(f"{key} {value}" for key, value in row.items()))
-    print(json.dumps(report))
+    hand_in({"figures": figures, "setting": {"steps": STEPS, "threads_of_a_rank": 1}}, REPORT, options)
 
 
 def compare(case: Case) -> list[dict[str, Any]]:

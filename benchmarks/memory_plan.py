@@ -36,6 +36,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["LRU_CACHE_CAPACITY"] = os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
 
 import numpy as np
+from shared.reporting import hand_in
 
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
@@ -130,13 +131,7 @@ def main() -> None:
             "machine": platform.machine(),
         },
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for row in rows:
-            print("  ".join(f"{key} {value}" for key, value in row.items()))
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def compare(case: Case) -> dict[str, object]:

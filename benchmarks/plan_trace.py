@@ -12,12 +12,13 @@ A full run writes docs/benchmarks/plan_trace.json. `--quick` traces the nano siz
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+from shared.reporting import hand_in
 
 from openafm.models.sizes import named_size
 from openafm.training.config import ActivationCheckpointingConfig
@@ -77,24 +78,14 @@ def main() -> None:
             row("server.full", 8192, 65536, recompute=True),
         ]
     first = rows[0]
-    report = {
+    figures = {
         "ranks": first["ranks"],
         "collectives_crossing_slices": first["collectives_crossing_slices"],
         "modelled_mfu": first["modelled_mfu"],
         "devices": "not measured: no device",
         "rows": rows,
     }
-    if not options.quick:
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if options.json:
-        print(json.dumps(report))
-        return
-    for one in rows:
-        print(
-            f"{one['size']}, {one['ranks']:,} ranks, rows of {one['row_tokens']:,}: {one['mesh']}, modelled utilization"
-            f" {100 * one['modelled_mfu']:.1f} %, {one['collectives_crossing_slices']} calls across slices along"
-            f" {', '.join(one['axes_crossing_slices'])}, {one['peak_gib']} GiB traced, planned {one['memory_ratio']} of it"
-        )
+    hand_in({"figures": figures}, REPORT, options)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,23 @@ versions, dates, prices, private addresses. The cases are this project's own, so
 together and not how often such data occurs on the web.
 
     python benchmarks/privacy.py [--quick] [--json]
+
+A full run writes docs/benchmarks/privacy.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from pathlib import Path
+
+from shared.reporting import hand_in
 
 from openafm.data.filtering.privacy import KINDS, PrivacyConfig
 from openafm.data.filtering.privacy.cases import Case, generate_cases, measure
 from openafm.data.filtering.privacy.finder import Finder
 
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "privacy.json"
 FULL, QUICK = 20_000, 2_000
 TYPICAL_CHARACTERS = 5_000
 
@@ -35,9 +40,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} instead of {FULL:,} cases")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
 
-    cases = generate_cases(QUICK if arguments.quick else FULL)
+    cases = generate_cases(QUICK if options.quick else FULL)
     finder = Finder(KINDS, PrivacyConfig().phone_regions)
     kinds = measure(finder, cases)
     speed = characters_per_second(finder, cases[:500])
@@ -48,14 +53,7 @@ def main() -> None:
         "documents_per_core_s": speed / TYPICAL_CHARACTERS,
         "kinds": kinds,
     }
-    if arguments.json:
-        print(json.dumps(figures))
-        return
-    print(
-        f"{len(cases):,} cases, {figures['documents_per_core_s']:,.0f} documents of {TYPICAL_CHARACTERS:,} characters/s/core"
-    )
-    for name, values in kinds.items():
-        print(f"{name:12} recall {values['recall']:.3f}  precision {values['precision']:.3f}  of {values['cases']:,.0f}")
+    hand_in({"figures": figures, "setting": {"characters_of_a_document": TYPICAL_CHARACTERS}}, REPORT, options)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import logging
 import os
 import platform
@@ -33,6 +32,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 import transformers
+from shared.reporting import hand_in
 from torch import Tensor
 
 from openafm.bundle.hugging_face.weights import decoder_name
@@ -121,13 +121,8 @@ def main() -> None:
         for precision in PRECISIONS:
             for case in CASES:
                 figures |= compare(case, precision, loaders[case.corpus], size)
-                if not options.json:
-                    print_case(case, precision, figures)
     report = {"figures": figures, "peer": f"transformers.Trainer {transformers.__version__}", "setting": setting}
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def compare(case: Case, precision: str, loader: Loader, size: Size) -> dict[str, float]:
@@ -314,15 +309,6 @@ def our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: tensor for theirs, tensor in weights.items() if (name := decoder_name(theirs)) not in (None, "output.weight")
     }
-
-
-def print_case(case: Case, precision: str, figures: dict[str, float]) -> None:
-    suffix = "" if precision == "fp32" else f"_{precision}"
-    ours, peer, ratio, gap = (
-        figures[f"{case.name}_{key}{suffix}"]
-        for key in ("tokens_per_cpu_second", "peer_tokens_per_cpu_second", "ratio", "largest_loss_gap")
-    )
-    print(f"{case.name:30} {precision}  ours {ours:7.0f}  peer {peer:7.0f} tok/CPU-s  {ratio:5.2f}x  loss gap {gap:g}")
 
 
 if __name__ == "__main__":
