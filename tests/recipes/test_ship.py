@@ -156,6 +156,27 @@ def test_without_the_adapter(assembled: list[str], home: Path, tmp_path: Path) -
     assert "recovery" not in bundle.card()
 
 
+def test_a_continued_model_names_the_stages_of_its_former_model(
+    assembled: list[str], home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles, runs = assembled[1:4], assembled[6:9]  # without pre-training
+    former = str(home / "first" / "nano.json")
+    arguments = ["--from-bundles", *bundles, "--runs", *runs, "--former", former, "--examples", "3"]
+    assert main(["--out", str(tmp_path / "nano"), *arguments]) == 0
+    card = open_bundle(tmp_path / "nano").card()
+    assert "The first 4 stages made the former nano" in card
+    decoded = card.index(
+        "    openafm compress decode nano\n    openafm train on_device.sft --size nano --from nano-decoded --set"
+    )
+    assert decoded > card.index("    openafm train on_device.recovery_adapter --size nano --from on_device.qat-nano")
+    results = json.loads((tmp_path / "nano.json").read_text())
+    assert [len(results["former"]), len(results["stages"])] == [4, 3]
+
+    (tmp_path / "not.json").write_text("{}")
+    assert main(["--out", str(tmp_path / "other"), *arguments, "--former", str(tmp_path / "not.json")]) == 2
+    assert "is not the results file of a shipped model" in capsys.readouterr().err
+
+
 def test_a_too_large_bundle_is_refused_and_not_written(
     assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

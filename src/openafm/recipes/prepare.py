@@ -81,7 +81,7 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
     if bundle.numerics.is_compressed and config.trainer.adapter is None:
         raise UncompressibleModelError(
             f"{bundle.name} is compressed ({bundle.numerics.weights}), its weights cannot be trained; start from the bundle"
-            " that it was made from, or train an adapter"
+            f" that it was made from, decode it (openafm compress decode {bundle.name}), or train an adapter"
         )
     model, wanted = bundle.config, config.trainer.model
     if isinstance(wanted, MultimodalConfig):

@@ -1,4 +1,4 @@
-"""`openafm compress BUNDLE` and `openafm compress report`."""
+"""`openafm compress BUNDLE`, `openafm compress decode` and `openafm compress report`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULT = "BUNDLE"
 
 
 class _BundleOrReport(TyperGroup):
-    """Dispatch `compress report ...` to the report and everything else to the default subcommand."""
+    """Dispatch `compress report ...` and `compress decode ...` to these and everything else to the default subcommand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
@@ -40,7 +40,7 @@ app = typer.Typer(
     cls=_BundleOrReport,
     no_args_is_help=True,
     help="Compress a bundle after training (`openafm compress NAME --format astc`), or compare bundles "
-    "(`openafm compress report A B`). Pass a bundle with the name 'report' by its path.",
+    "(`openafm compress report A B`). Pass a bundle with the name of a subcommand by its path.",
 )
 
 
@@ -108,6 +108,26 @@ def report(
         print_json(made.to_dict())
     else:
         _show(made)
+
+
+@app.command("decode")
+def decode_(
+    bundle: Annotated[str, typer.Argument(metavar="NAME", help="Compressed bundle, by name or path.")],
+    plugins: PluginsOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new bundle; default: NAME-decoded.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a compressed bundle's weights in fp32, its recovery adapter merged, so that they can be trained again."""
+    from openafm.bundle import open_bundle
+    from openafm.recipes.compression.decode import decode
+
+    source = open_bundle(bundle)
+    made = decode(source, name or f"{source.name}-decoded")
+    values = {"bundle": str(made.path), "signature": made.signature, "source": source.name}
+    if json:
+        print_json(values)
+    else:
+        print_table(("", ""), list(values.items()))
 
 
 def _show(made: CompressionReport) -> None:

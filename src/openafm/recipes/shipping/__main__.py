@@ -29,6 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--from-bundles", nargs="+", metavar="BUNDLE", help="Train nothing: SFT QAT [RECOVERED].")
     parser.add_argument("--natural", type=Path, help="Folder of requests that people wrote (data/synthetic/natural.py).")
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="Run folders of --from-bundles, PRETRAIN first.")
+    parser.add_argument("--former", type=Path, help="Results of the shipped model whose decoded weights start the runs.")
     parser.add_argument("--without-adapter", action="store_true", help="Ship the compressed model alone.")
     parser.add_argument("--examples", type=int, default=NUM_EXAMPLES, help="Held-out examples of each task.")
     options = parser.parse_args(arguments)
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         out, results_file = _output_paths(options.out, options.results)
         with_adapter = not options.without_adapter
         if options.from_bundles:
-            trained = open_trained(options.from_bundles, options.runs, with_adapter)
+            trained = open_trained(options.from_bundles, options.runs, with_adapter, options.former)
         else:
             trained = train_all(with_adapter, options.natural)
         ship(trained, out, results_file, options.examples, options.natural)

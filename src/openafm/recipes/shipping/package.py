@@ -55,6 +55,7 @@ def ship(
             uncompressed_bits_per_weight=stored_bits(trained.uncompressed).total,
             embedding_bytes=sum(t.data.nbytes for n, t in draft.stored_tensors.items() if n.split(".")[0] == "embedding"),
             files=files,
+            former=trained.former,
             stages=tuple(read_stage(run) for run in trained.runs),
             num_examples=num_examples,
             scores=score_models(trained, num_examples),

@@ -25,12 +25,16 @@ STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.rec
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedStages:
-    """The bundles before compression, after it and with the recovery adapter, and the run folders in order."""
+    """The bundles before compression, after it and with the recovery adapter, and the run folders in order.
+
+    `former` are the stages of the shipped model whose decoded weights (`openafm compress decode`) start these runs.
+    """
 
     uncompressed: Bundle
     compressed: Bundle
     recovered: Bundle | None
     runs: tuple[Path, ...]
+    former: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.uncompressed.config != self.compressed.config:
@@ -75,15 +79,19 @@ def train_all(with_adapter: bool, natural: Path | None = None) -> TrainedStages:
     )
 
 
-def open_trained(bundles: Sequence[str], runs: Sequence[Path], with_adapter: bool) -> TrainedStages:
+def open_trained(
+    bundles: Sequence[str], runs: Sequence[Path], with_adapter: bool, former: Path | None = None
+) -> TrainedStages:
     """Return the stages from existing bundles: before compression, after it and, `with_adapter`, with the adapter.
+
+    `former` is the results file of the shipped model that the runs continue; they then need no pre-training.
 
     Raises:
         UsageError: too few or too many bundles or runs, or they do not belong together.
         BundleNotFoundError, BundleError: a bundle cannot be opened.
     """
     expected = 3 if with_adapter else 2
-    if len(bundles) != expected or len(runs) <= expected:
+    if len(bundles) != expected or len(runs) < expected + (former is None):
         raise UsageError(
             f"expected {expected} bundles (SFT QAT{' RECOVERED' * with_adapter}) and the {expected + 1} or more run folders "
             f"of all stages with --runs, got {len(bundles)} and {len(runs)}"
@@ -94,7 +102,18 @@ def open_trained(bundles: Sequence[str], runs: Sequence[Path], with_adapter: boo
         compressed=compressed,
         recovered=recovered[0] if recovered else None,
         runs=tuple(runs),
+        former=() if former is None else _former_stages(former),
     )
+
+
+def _former_stages(results: Path) -> tuple[Stage, ...]:
+    """Return all stages of a results file, those of its own former model first."""
+    try:
+        values = json.loads(results.read_text(encoding="utf-8"))
+        found = [*values.get("former", ()), *values["stages"]]
+        return tuple(Stage(**(stage | {"data": tuple(stage["data"])})) for stage in found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{results} is not the results file of a shipped model: {error}") from error
 
 
 def read_stage(run: Path) -> Stage:
