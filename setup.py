@@ -1,4 +1,4 @@
-"""Compile the native runtime during installation if a compiler is present. pyproject.toml holds everything else."""
+"""Compile the native libraries during installation if a compiler is present. pyproject.toml holds everything else."""
 
 import platform
 import re
@@ -10,7 +10,6 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
-LIBRARY = Path("openafm", "runtime", "native", "libopenafm.so")
 HAS_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
 STATIC = " -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL"
 """With these options the library needs the C library only, which makes it a manylinux one."""
@@ -19,42 +18,53 @@ OLDEST_GLIBC = 17
 
 
 class CompilingBuild(build_py):
-    """Add the compiled library to a wheel; a checkout compiles it at first use and after changes."""
+    """Add the compiled libraries to a wheel; a checkout compiles them at first use and after changes."""
 
     def run(self):
         super().run()
         if not self.editable_mode:
-            self._compile(Path(self.build_lib) / LIBRARY)
+            for sources, library in _libraries(self.build_lib):
+                self._compile(sources, library)
 
-    def _compile(self, library):
+    def _compile(self, sources, library):
         try:
-            from openafm.runtime.native.build import NativeBuildError, compile_library, find_compiler
+            from openafm.core.native_build import NativeBuildError, find_compiler
 
             compiler = find_compiler()
             try:
-                compile_library(library, compiler + (STATIC if HAS_GLIBC else ""))
+                sources.compile(library, compiler + (STATIC if HAS_GLIBC else ""))
             except NativeBuildError:  # a compiler without static libraries
-                compile_library(library, compiler)
+                sources.compile(library, compiler)
         except Exception as error:  # the library is compiled at first use instead
-            print(f"openafm: the native runtime was not compiled ({error}); it is at its first use", file=sys.stderr)
+            print(f"openafm: {sources.title} was not compiled ({error}); it is at its first use", file=sys.stderr)
 
 
 class TaggedWheel(bdist_wheel):
-    """Tag the wheel for this platform if it contains the library, and for every Python version."""
+    """Tag the wheel for this platform if it contains a library, and for every Python version."""
 
     def get_tag(self):
         python, abi, platform_tag = super().get_tag()
-        library = Path(self.get_finalized_command("build_py").build_lib) / LIBRARY
-        if library.is_file():
-            platform_tag = self.plat_name if self.plat_name_supplied else _platform_tag(library)
+        build_lib = self.get_finalized_command("build_py").build_lib
+        libraries = [library for _, library in _libraries(build_lib) if library.is_file()]
+        if libraries:
+            platform_tag = self.plat_name if self.plat_name_supplied else _platform_tag(libraries)
         return python, abi, platform_tag.replace("-", "_").replace(".", "_")
 
 
-def _platform_tag(library):
-    """Return the manylinux tag (PEP 600) of a library that needs glibc only, or else the name of this platform."""
+def _libraries(folder):
+    """Return the sources of each native library and its path in a folder of the build."""
+    from openafm.data.extraction import native_page
+    from openafm.runtime.native import build
+
+    root = Path(build.__file__).parents[3]
+    return [(sources, Path(folder) / sources.built_in.relative_to(root)) for sources in (build.SOURCES, native_page.SOURCES)]
+
+
+def _platform_tag(libraries):
+    """Return the manylinux tag (PEP 600) of libraries that need glibc only, or else the name of this platform."""
     from sysconfig import get_platform
 
-    content = library.read_bytes()
+    content = b"".join(library.read_bytes() for library in libraries)
     if not HAS_GLIBC or re.search(rb"\0(?:libstdc\+\+|libgcc_s)\.so|\0GLIBC_PRIVATE\0", content):
         return get_platform()
     versions = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", content)]

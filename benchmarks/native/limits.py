@@ -21,7 +21,7 @@ import numpy as np
 from measuring import Figures, Setting, Times, Worker, alternate, can_import, rounded, timed, undisturbed
 
 from openafm.bundle import Bundle
-from openafm.runtime.native.build import find_compiler
+from openafm.core.native_build import find_compiler
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import MatrixStruct, native_library
 

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.compression.int4_embedding import GROUP
 from openafm.compression.numerics import Numerics
+from openafm.core.native_build import cache_home
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size, shared_kv_decoder
-from openafm.runtime.native.build import cache_home
 from openafm.runtime.native.shapes import matrices, norms
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.byte_alphabet import characters_of

@@ -24,9 +24,9 @@ VERSIONS = (11, 12, 13, 14)
 SCHEMA = {"type": "object", "properties": {"title": {"type": "string", "maxLength": 40}}, "required": ["title"]}
 LOADS = """
 import ctypes
-from openafm.runtime.native.build import BUILT_IN, is_whole
+from openafm.runtime.native.build import BUILT_IN, SOURCES
 ctypes.CDLL(str(BUILT_IN))
-assert is_whole(BUILT_IN)
+assert SOURCES.is_whole(BUILT_IN)
 """
 DEPENDENCIES = ("numpy", "safetensors", "tokenizers", "llguidance", "typer", "rich", "jinja2", "filelock")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_reason_for_the_torch_engine_is_reported(
     state = engine.decoder.state_dict().values()
     assert shown["engine_weight_bytes"] == pytest.approx(sum(tensor.nbytes for tensor in state), rel=0.01)
     monkeypatch.delenv("OPENAFM_ENGINE")
-    monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
+    monkeypatch.setattr(build, "SOURCES", replace(build.SOURCES, built_in=tmp_path / "none.so"))
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     sys.modules["openafm.runtime.native.library"].native_library.cache_clear()

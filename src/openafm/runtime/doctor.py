@@ -20,10 +20,11 @@ import numpy as np
 from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
+from openafm.core.native_build import NativeBuildError, cache_home, find_compiler
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.selection import CHOICE, is_full_precision, kv_bytes_per_token, open_engine
 from openafm.runtime.native.adapter_weights import adapted
-from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
+from openafm.runtime.native.build import built_library
 from openafm.runtime.native.engine import NativeEngine, chosen_threads
 from openafm.runtime.native.layout import bytes_per_step, decoded_format
 from openafm.runtime.native.library import kernel_names, open_library

@@ -24,10 +24,10 @@ from openafm.bundle.bundle import DOCUMENTS, RECOVERY_ADAPTER
 from openafm.bundle.signature import sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import OpenAFMError
+from openafm.core.native_build import cache_home
 from openafm.core.user_key import TAG_BYTES, tag
 from openafm.runtime.engines.snapshot import _MAGIC, _key
 from openafm.runtime.native import weights
-from openafm.runtime.native.build import cache_home
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.support import unsupported
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import shutil
 import subprocess
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from openafm.core.native_build import FLAGS, find_compiler
 from openafm.runtime.native import build
-from openafm.runtime.native.build import find_compiler
 
 NATIVE = Path(__file__).parent
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
@@ -23,7 +24,7 @@ def compiled(program: str, compiler: str, special: dict[str, tuple[str, ...]], f
     for source in [*sorted(build.SOURCE.glob("*.cpp")), NATIVE / program]:
         made = folder / f"{source.stem}.o"
         flags = [
-            *build.FLAGS,
+            *FLAGS,
             *special.get(source.name, ()),
             *options,
             f"-I{build.SOURCE}",
@@ -41,7 +42,7 @@ def compiled(program: str, compiler: str, special: dict[str, tuple[str, ...]], f
 
 @pytest.mark.slow
 def test_kernel_sets_of_this_processor_agree(tmp_path: Path) -> None:
-    special = build._SPECIAL[build.platform.machine().lower()]
+    special = build._SPECIAL[platform.machine().lower()]
     program = compiled("compare_kernels.cpp", find_compiler(), special, tmp_path, "-O1")
     assert "portable" in subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=300).stdout
 
@@ -52,7 +53,7 @@ def test_emulated_avx512_kernels_of_groups_are_bit_exact(tmp_path: Path) -> None
     sources = [NATIVE / "emulated_avx512.cpp", build.SOURCE / "kernels_portable.cpp", build.SOURCE / "pack.cpp"]
     program = tmp_path / "emulated"
     compiler = shlex.split(find_compiler())
-    command = [*compiler, *build.FLAGS, "-O1", f"-I{build.SOURCE}", *map(str, sources), "-o", str(program)]
+    command = [*compiler, *FLAGS, "-O1", f"-I{build.SOURCE}", *map(str, sources), "-o", str(program)]
     subprocess.run(command, check=True)
     assert subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=60).stdout == "equal\n"
 

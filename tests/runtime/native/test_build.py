@@ -8,13 +8,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from openafm.core import native_build
+from openafm.core.native_build import NativeBuildError, find_compiler
 from openafm.runtime.native import build
-from openafm.runtime.native.build import NativeBuildError, built_library, find_compiler, is_whole
+from openafm.runtime.native.build import built_library
 
 # Writes its arguments to the file after -o, and logs links. Fails with the text in FAILS.
 COMPILER = """#!/bin/sh
@@ -40,13 +43,13 @@ class Compiler:
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """A fake compiler and an empty cache."""
-    monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
+    monkeypatch.setattr(build, "SOURCES", replace(build.SOURCES, built_in=tmp_path / "none.so"))
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
     made = Compiler(tmp_path)
     monkeypatch.setenv("CXX", str(made.path))
-    build._scratch.cache_clear()
+    native_build._scratch.cache_clear()
     yield made
-    build._scratch.cache_clear()
+    native_build._scratch.cache_clear()
 
 
 def test_the_library_is_compiled_once(compiler: Compiler) -> None:
@@ -75,18 +78,18 @@ def test_a_damaged_library_is_compiled_again(compiler: Compiler, damage: bytes |
         path.with_suffix(".stamp").write_bytes(b"\xff\xfe")
     else:
         path.write_bytes(damage)
-    assert not is_whole(path)
+    assert not build.SOURCES.is_whole(path)
     assert built_library().path == path
-    assert is_whole(path)
+    assert build.SOURCES.is_whole(path)
     assert len(compiler.links) == 2
 
 
 def test_an_interrupted_build_is_repeated(compiler: Compiler) -> None:
     path = built_library().path
     path.with_suffix(".stamp").unlink()  # the file that is written last
-    assert not is_whole(path)
+    assert not build.SOURCES.is_whole(path)
     built_library()
-    assert is_whole(path)
+    assert build.SOURCES.is_whole(path)
 
 
 @pytest.mark.parametrize("problem", ["not writable", "of another user", "full", "full while compiling"])
@@ -98,29 +101,29 @@ def test_without_a_usable_cache_the_library_is_compiled_for_the_process(
         monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "file" / "cache"))
     elif problem == "of another user":
         (tmp_path / "cache" / "native").mkdir(parents=True)
-        monkeypatch.setattr(build, "check_private", refuse_below(tmp_path / "cache"))
+        monkeypatch.setattr(native_build, "check_private", refuse_below(tmp_path / "cache"))
     elif problem == "full":
         usage = shutil._ntuple_diskusage(100, 99, 1)  # type: ignore[attr-defined]
-        monkeypatch.setattr(build.shutil, "disk_usage", lambda folder: usage)
+        monkeypatch.setattr(native_build.shutil, "disk_usage", lambda folder: usage)
     else:
-        run = build._run
+        run = native_build._run
         full = subprocess.CompletedProcess([], 1, "", "as: No space left on device")
-        monkeypatch.setattr(build, "_run", lambda command: full if str(tmp_path) in command[-1] else run(command))
+        monkeypatch.setattr(native_build, "_run", lambda command: full if str(tmp_path) in command[-1] else run(command))
     library = built_library()
-    assert is_whole(library.path)
+    assert build.SOURCES.is_whole(library.path)
     assert built_library().path == library.path
     assert len(compiler.links) == 1
 
 
 def test_a_complete_library_in_a_read_only_cache_is_used(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     path = built_library().path
-    monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+    monkeypatch.setattr(native_build, "folder_lock", cannot_be_written)
     assert built_library().path == path
     assert len(compiler.links) == 1
     path.write_bytes(b"damaged")
     found = built_library().path
     assert found != path
-    assert is_whole(found)
+    assert build.SOURCES.is_whole(found)
     assert path.read_bytes() == b"damaged"
 
 
@@ -148,7 +151,7 @@ def test_the_cache_is_private_and_a_planted_library_is_not_loaded(compiler: Comp
     if os.getuid() == 0:
         os.chown(library, 1234, -1)
         with pytest.raises(PermissionError, match="belongs to user 1234"):
-            build.check_private(library)
+            native_build.check_private(library)
 
 
 def cannot_be_written(folder: Path) -> NoReturn:
@@ -183,11 +186,11 @@ def test_a_failing_compiler_is_reported_with_its_log(compiler: Compiler, monkeyp
     log = Path(str(caught.value).rpartition("see ")[2])
     assert "no such header" in log.read_text()
     monkeypatch.delenv("FAILS")
-    assert is_whole(built_library().path)
+    assert build.SOURCES.is_whole(built_library().path)
 
 
 def test_libraries_of_old_sources_are_deleted(compiler: Compiler) -> None:
-    home = build.cache_home() / "native"
+    home = native_build.cache_home() / "native"
     home.mkdir(parents=True)
     for number in range(20):
         for suffix in (".so", ".stamp", ".log"):
@@ -195,17 +198,17 @@ def test_libraries_of_old_sources_are_deleted(compiler: Compiler) -> None:
             old.touch()
             os.utime(old, (number, number))
     assert built_library().path.exists()
-    assert len(list(home.glob("*.so"))) == len(list(home.glob("*.stamp"))) == build.MOST_KEPT
+    assert len(list(home.glob("*.so"))) == len(list(home.glob("*.stamp"))) == native_build.MOST_KEPT
 
 
 def test_a_cached_library_is_used_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = built_library().path  # by the real compiler
     home = tmp_path / "native"
     home.mkdir()
-    copy = home / f"libopenafm-{build.source_digest()}-other.so"
+    copy = home / f"libopenafm-{build.SOURCES.digest()}-other.so"
     for suffix in (".so", ".stamp"):
         shutil.copy(made.with_suffix(suffix), copy.with_suffix(suffix))
-    monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
+    monkeypatch.setattr(build, "SOURCES", replace(build.SOURCES, built_in=tmp_path / "none.so"))
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
@@ -216,10 +219,10 @@ def test_the_installed_library_is_used_if_it_loads_and_fits_the_sources(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = tmp_path / "installed.so"
-    build.compile_library(installed, str(compiler.path))  # this system cannot load it
-    monkeypatch.setattr(build, "BUILT_IN", installed)
+    build.SOURCES.compile(installed, str(compiler.path))  # this system cannot load it
+    monkeypatch.setattr(build, "SOURCES", replace(build.SOURCES, built_in=installed))
     assert built_library().path != installed
-    monkeypatch.setattr(build, "_loads", lambda path: True)
+    monkeypatch.setattr(native_build, "_loads", lambda path: True)
     assert built_library().path == installed
     installed.with_suffix(".stamp").write_text("of other sources")
     assert built_library().path != installed

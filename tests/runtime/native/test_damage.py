@@ -15,7 +15,7 @@ import pytest
 from native_bundles import LORA, compressed_bundle, random_adapter_weights, write_compressed
 
 from openafm.bundle import RecoveryAdapter
-from openafm.runtime.native import build
+from openafm.core.native_build import cache_home
 from openafm.runtime.native.library import native_library
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ def test_damaged_input_raises_or_runs(kind: str, count: int, tmp_path: Path) -> 
         )
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "native").symlink_to(build.cache_home() / "native")
+    (cache / "native").symlink_to(cache_home() / "native")
     command = [sys.executable, HERE / "damage.py", kind, bundle.path, tmp_path / "damaged", "0", str(count)]
     done = subprocess.run(
         [str(part) for part in command],

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,12 @@ from openafm.bundle import Bundle, RecoveryAdapter, shipped_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
 from openafm.compression.numerics import FULL_PRECISION, Numerics
+from openafm.core.native_build import NativeBuildError
 from openafm.runtime.engines import selection as engines
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.selection import EngineChoiceError, engine_name, open_engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build
-from openafm.runtime.native.build import NativeBuildError
 from openafm.runtime.native.engine import KernelsError, NativeEngine, ThreadsError
 from openafm.runtime.native.support import unsupported
 from openafm.runtime.native.weights import _opened, weights_file
@@ -42,7 +43,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
+    monkeypatch.setattr(build, "SOURCES", replace(build.SOURCES, built_in=tmp_path / "none.so"))
     native_library = sys.modules["openafm.runtime.native.library"].native_library
     native_library.cache_clear()
     engines._warn.cache_clear()

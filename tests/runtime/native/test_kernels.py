@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from openafm.runtime.native.build import NativeBuildError, find_compiler
+from openafm.core.native_build import NativeBuildError, find_compiler
 from openafm.runtime.native.layout import packed_codes as layout_of_codes
 from openafm.runtime.native.library import LowRankStruct, MatrixStruct, ModelStruct, kernel_names, native_library
 from openafm.runtime.native.matrix_layout import MatrixLayout

@@ -67,7 +67,8 @@ def test_a_wheel_contains_the_library_and_is_for_this_platform(checkout: Path) -
         installed = checkout / "installed"
         files.extractall(installed)
     ask = (
-        f"from openafm.runtime.native.build import *; print(is_whole(BUILT_IN), BUILT_IN.is_relative_to({str(installed)!r}))"
+        "from openafm.runtime.native.build import *; "
+        f"print(SOURCES.is_whole(BUILT_IN), BUILT_IN.is_relative_to({str(installed)!r}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)

@@ -22,8 +22,9 @@ from native_bundles import compressed_bundle, write_compressed
 from tiny_engines import random_tokens
 
 from openafm.bundle import Bundle, BundleError, BundleTamperedError
+from openafm.core import native_build
 from openafm.runtime.engines.torch_engine import TorchEngine
-from openafm.runtime.native import build, weights
+from openafm.runtime.native import weights
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import native_library
 from openafm.runtime.native.weights import NativeWeights, open_weights, weights_file
@@ -56,7 +57,7 @@ def empty_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of weights with the compiled library of the real one."""
     native_library()
     (folder / "cache").mkdir()
-    (folder / "cache" / "native").symlink_to(build.cache_home() / "native")
+    (folder / "cache" / "native").symlink_to(native_build.cache_home() / "native")
     monkeypatch.setenv("OPENAFM_CACHE", str(folder / "cache"))
     return folder / "cache"
 
@@ -186,7 +187,7 @@ def test_a_complete_file_in_a_read_only_cache_is_mapped(cache: Path, monkeypatch
     bundle = compressed_bundle()
     whole, expected = content(opened(bundle)), logits(bundle)
     file = weights_file(bundle, native_library())
-    monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+    monkeypatch.setattr(native_build, "folder_lock", cannot_be_written)
     monkeypatch.setattr(weights, "atomic_file", cannot_be_written)
     with monkeypatch.context() as patched:
         patched.setattr(weights, "repacked", lambda *_: pytest.fail("repacked again"))
@@ -223,7 +224,7 @@ def test_weights_that_differ_from_the_signed_ones_raise(
     with pytest.raises(BundleTamperedError):
         opened(Bundle(bundle.path))
     assert not weights_file(bundle, native_library()).exists()
-    monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+    monkeypatch.setattr(native_build, "folder_lock", cannot_be_written)
     with pytest.raises(BundleTamperedError):
         opened(Bundle(bundle.path))
 
@@ -242,7 +243,7 @@ def test_a_huge_claimed_size_allocates_no_memory(
     for _ in range(2):
         with pytest.raises(BundleError, match=r"embedding is U8 .*, expected U8"):
             opened(Bundle(path))
-        monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+        monkeypatch.setattr(native_build, "folder_lock", cannot_be_written)
 
 
 def test_concurrent_processes_write_one_file(cache: Path) -> None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from selectolax.lexbor import LexborNode
 
 # fmt: off
@@ -39,7 +41,7 @@ _SKIPPED = frozenset((
     "meter", "link", "meta", "title", "base", "noscript", "nav", "footer", "button",
 ))
 # fmt: on
-_MARKS = {"b": "**", "strong": "**", "i": "*", "em": "*", "code": "`", "kbd": "`", "tt": "`", "samp": "`"}
+MARKS = {"b": "**", "strong": "**", "i": "*", "em": "*", "code": "`", "kbd": "`", "tt": "`", "samp": "`"}
 
 TOKEN_GROUPS = {
     "comment": "comment|disqus|respond|discuss|repl(y|ies)|kommentar|comentario|talkback",
@@ -78,7 +80,7 @@ _CONTENT_NOUNS = (
 _GROUP_PATTERNS = tuple(re.compile(pattern) for pattern in TOKEN_GROUPS.values())
 _ANY_GROUP = re.compile("|".join(TOKEN_GROUPS.values()))
 _WORD = re.compile(r"[A-Z]?[a-z]+")
-_TAG_BITS = {
+TAG_BITS = {
     tag: 1 << (len(TOKEN_GROUPS) + index)
     for index, tag in enumerate(
         (
@@ -99,19 +101,19 @@ _TAG_BITS = {
     )
 } | {"ol": 1 << (len(TOKEN_GROUPS) + 9)}
 NUM_BITS = len(TOKEN_GROUPS) + 15
-_HIDDEN_BIT, _PAIR_BIT = 1 << (NUM_BITS - 1), 1 << (NUM_BITS - 2)
+HIDDEN_BIT, PAIR_BIT = 1 << (NUM_BITS - 1), 1 << (NUM_BITS - 2)
 _NOUN_BITS = {noun: 1 << (NUM_BITS + index) for index, noun in enumerate(_CONTENT_NOUNS)}  # of words, not of blocks
 _MAX_NAMES = 200  # characters of class names that are read
 _HIDING_ATTRIBUTES = frozenset(("style", "hidden", "aria-hidden"))
 _OTHER_ATTRIBUTES = _HIDING_ATTRIBUTES | {"role", "itemprop"}
-_OTHER, _BLOCK, _BOUNDARY, _LINK, _MARK, _OBJECT, _SKIP = range(7)
+OTHER, _BLOCK, _BOUNDARY, _LINK, MARK, _OBJECT, _SKIP = range(7)
 _MAX_DEPTH = 256  # containers; deeper elements only bound blocks, so that walks to the root are short
 _NUM_STATIC_TAGS = 1 << 12  # Lexbor numbers the elements of HTML below this; other numbers are addresses
-_KINDS = (
+KINDS = (
     dict.fromkeys(BLOCK_TAGS, _BLOCK)
     | dict.fromkeys(_SKIPPED, _SKIP)
     | {"a": _LINK}
-    | dict.fromkeys(_MARKS, _MARK)
+    | dict.fromkeys(MARKS, MARK)
     | dict.fromkeys(("br", "img", "math"), _OBJECT)
 )
 _STYLE_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
@@ -172,15 +174,22 @@ class Block:
 
 @dataclass(slots=True)
 class PageBlocks:
-    """Blocks and containers of a page. `images` are (number of blocks before it, its container, image)."""
+    """Blocks and containers of a page. `images` are (number of blocks before it, its container, image).
 
-    blocks: list[Block]
+    The arrays hold what the blocks have, so that counting over all blocks reads none.
+    """
+
+    blocks: Sequence[Block]
     containers: Containers
     images: list[tuple[int, int, Image]]
+    container_of: NDArray[np.int32]
+    num_chars: NDArray[np.int32]
+    link_chars: NDArray[np.int32]
+    num_links: NDArray[np.int32]
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _word_bits(word: str) -> int:
+def word_bits(word: str) -> int:
     """The token groups that occur in a word of a class, id or role, and a bit of `_NOUN_BITS` for a noun of content."""
     word = word.lower()
     bits = _NOUN_BITS.get(word, 0)
@@ -191,14 +200,14 @@ def _word_bits(word: str) -> int:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _names_bits(names: str) -> int:
-    """The token groups of names, and `_PAIR_BIT` if one of them joins two nouns of content, as `article-body` does."""
+    """The token groups of names, and `PAIR_BIT` if one of them joins two nouns of content, as `article-body` does."""
     bits = 0
     for word in _WORD.findall(names):
-        bits |= _word_bits(word)
+        bits |= word_bits(word)
     nouns = bits >> NUM_BITS
     bits ^= nouns << NUM_BITS
     if nouns & (nouns - 1) and any(map(_is_pair, names.split())):
-        bits |= _PAIR_BIT
+        bits |= PAIR_BIT
     return bits
 
 
@@ -220,7 +229,7 @@ def _static_kinds() -> dict[int, tuple[int, str]]:
 def _kind_of(node: LexborNode) -> tuple[int, str]:
     """The kind and the tag of a node. Numbers above `_NUM_STATIC_TAGS` are of one page, so they are not stored."""
     tag = node.tag or ""
-    found = (_KINDS.get(tag, _OTHER), tag)
+    found = (KINDS.get(tag, OTHER), tag)
     if node.tag_id < _NUM_STATIC_TAGS:
         _static_kinds()[node.tag_id] = found
     return found
@@ -254,9 +263,9 @@ class _Splitter:
                     kind = self._enter(node, tag)
                 elif kind == _LINK:
                     opened.append((len(pieces), "", node.attributes.get("href") or ""))
-                elif kind == _MARK:
-                    opened.append((len(pieces), _MARKS[tag], ""))
-                if kind <= _MARK:
+                elif kind == MARK:
+                    opened.append((len(pieces), MARKS[tag], ""))
+                if kind <= MARK:
                     if (child := node.child) is not None:
                         ancestors.append((node, kind))
                         node = child
@@ -276,11 +285,16 @@ class _Splitter:
             node = following
 
     def _finish(self) -> PageBlocks:
+        import numpy as np
+
         self._flush()
         self._stops[0] = len(self._stops)
         parents, tags, bits, inherited, depths, names = zip(*self._elements, strict=True)
         containers = Containers(parents, tags, bits, inherited, depths, names, self._stops)
-        return PageBlocks(self._blocks, containers, self._images)
+        blocks = self._blocks
+        rows = [(block.container, len(block.text), block.link_chars, block.num_links) for block in blocks]
+        numbers = np.array(rows, dtype=np.int32).reshape(-1, 4).T
+        return PageBlocks(blocks, containers, self._images, *numbers)
 
     def _enter(self, node: LexborNode, tag: str) -> int:
         """Begin a block-level element. Its kind decides how what is inside is read and how it ends."""
@@ -290,7 +304,7 @@ class _Splitter:
         _, _, _, inherited, depth, _ = self._elements[parent]
         if depth >= _MAX_DEPTH:
             return _BOUNDARY
-        bits, names = _TAG_BITS.get(tag, 0), ""
+        bits, names = TAG_BITS.get(tag, 0), ""
         if attributes := node.attributes:
             for key, value in attributes.items():
                 if key == "class" or key == "id":
@@ -371,7 +385,7 @@ class _Splitter:
 def _attribute_bits(key: str, value: str) -> int:
     """The bits of one of `_OTHER_ATTRIBUTES`."""
     if key in _HIDING_ATTRIBUTES:
-        return _HIDDEN_BIT if _is_hidden(key, value) else 0
+        return HIDDEN_BIT if _is_hidden(key, value) else 0
     return _names_bits(value[:_MAX_NAMES])
 
 

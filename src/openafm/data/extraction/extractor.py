@@ -14,12 +14,16 @@ from openafm.data.extraction.classifier import BlockClassifier, shipped_classifi
 from openafm.data.extraction.dom import check_payload, parse, to_utf8
 from openafm.data.extraction.markdown import MarkdownText, joined, media_in, write_markdown
 from openafm.data.extraction.metadata import PageMetadata, read_metadata
+from openafm.data.extraction.native_page import open_reader
 from openafm.data.extraction.rules import DomainRule, apply_rule, read_rules, rule_for
 from openafm.data.web.documents import Dropped, Page, WebDocument
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from selectolax.lexbor import LexborNode
+
+    Matrix = NDArray[np.float32]
 
 DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_many_blocks", "no_text")
 """Reasons of `Extractor.extract`: the status is not 2xx, the payload is not HTML, above the limit, empty or without
@@ -49,7 +53,7 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
-    VERSION: ClassVar[int] = 7
+    VERSION: ClassVar[int] = 8
 
     recall_weight: float = 2.0
     fallback_below: float = 0.7
@@ -86,6 +90,7 @@ class Extractor(PageExtractor):
         choose_blocks: ChooseBlocks | None = None,
     ) -> None:
         self._config, self._classifier, self._rules, self._choose_blocks = config, classifier, rules, choose_blocks
+        self._reader = open_reader(classifier)
 
     def extract(self, page: Page) -> WebDocument | Dropped:
         """Return the document of a page, or the reason why it has none. No content of a page raises."""
@@ -95,24 +100,33 @@ class Extractor(PageExtractor):
         root = parse(html)
         if root is None:
             return Dropped(reason="no_dom", detail="the parser found no element", url=page.url)
-        blocks = split_blocks(root, self._config.max_blocks)
-        if len(blocks.blocks) > self._config.max_blocks:
+        if (read := self._read(root, len(html))) is None:
             detail = f"more than {self._config.max_blocks} blocks, which is the limit"
             return Dropped(reason="too_many_blocks", detail=detail, url=page.url)
         metadata = read_metadata(root)
         base = joined(page.url, metadata.base) if metadata.base else page.url
-        text, extractor, confidence, agreement = self._text(page, html, blocks, base)
+        text, extractor, confidence, agreement = self._text(page, html, *read, base)
         if len(text.text) < self._config.min_chars:
             return Dropped(reason="no_text", detail=f"{len(text.text)} characters of main content", url=page.url)
         return _document(page, metadata, text, extractor, confidence, agreement)
 
-    def _text(self, page: Page, html: bytes, blocks: PageBlocks, base: str) -> tuple[MarkdownText, str, float, str]:
+    def _read(self, root: LexborNode, num_bytes: int) -> tuple[PageBlocks, Matrix] | None:
+        """The blocks of a page and the classifier's scores of them; None if there are too many."""
+        most = self._config.max_blocks
+        found = self._reader.read(root, num_bytes, most) if self._reader is not None else None
+        blocks = found.blocks if found is not None else split_blocks(root, most)
+        if len(blocks.blocks) > most:
+            return None
+        return blocks, found.scores if found is not None else self._classifier.scores(blocks)
+
+    def _text(
+        self, page: Page, html: bytes, blocks: PageBlocks, scores: Matrix, base: str
+    ) -> tuple[MarkdownText, str, float, str]:
         """The text, the name of its extractor, the confidence, and a model's agreement with the classifier.
 
         `base` is the URL that relative links refer to.
         """
         config, agreement = self._config, ""
-        scores = self._classifier.scores(blocks)
         chosen, confidence = choose_blocks(blocks, scores, config.recall_weight)
         name = "classifier"
         if (rule := rule_for(page.url, self._rules)) is not None:
@@ -166,7 +180,7 @@ def trafilatura_text(html: str, url: str = "", *, links: bool = False, structure
         return ""  # a page that its rules do not expect; the page then has no fallback text
 
 
-def choose_blocks(blocks: PageBlocks, scores: NDArray[np.float32], recall_weight: float) -> tuple[list[bool], float]:
+def choose_blocks(blocks: PageBlocks, scores: Matrix, recall_weight: float) -> tuple[list[bool], float]:
     """Return the choice of blocks with the highest expected F-score, and that score; 0 without a block.
 
     For any number of blocks the best are those with the highest scores. So a page of which the classifier is unsure gets a
@@ -178,7 +192,7 @@ def choose_blocks(blocks: PageBlocks, scores: NDArray[np.float32], recall_weight
     if not blocks.blocks:
         return [], 0.0
     order = np.argsort(-scores, kind="stable")
-    sizes = np.minimum([len(block.text) for block in blocks.blocks], 400)[order]
+    sizes = np.minimum(blocks.num_chars, 400)[order]
     found = np.cumsum(sizes * scores[order])
     expected = (1 + recall_weight) * found / (np.cumsum(sizes) + recall_weight * found[-1])
     best = int(np.argmax(expected))
@@ -193,14 +207,14 @@ def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:
     """
     if len(html) > _MAX_FALLBACK_CHARS or len(blocks.blocks) > _MAX_FALLBACK_BLOCKS:
         return False
-    if sum(len(block.text) - block.link_chars for block in blocks.blocks) < _MIN_FALLBACK_TEXT:
+    if int((blocks.num_chars - blocks.link_chars).sum()) < _MIN_FALLBACK_TEXT:
         return False
-    return sum(block.num_links for block in blocks.blocks) <= _MAX_FALLBACK_LINKS
+    return int(blocks.num_links.sum()) <= _MAX_FALLBACK_LINKS
 
 
 def _agreement(blocks: PageBlocks, first: Sequence[bool], second: Sequence[bool]) -> float:
     """The share of the characters of a page on which two choices agree."""
-    lengths = [len(block.text) for block in blocks.blocks]
+    lengths = blocks.num_chars.tolist()
     equal = sum(length for length, one, other in zip(lengths, first, second, strict=True) if one == other)
     return equal / max(sum(lengths), 1)
 

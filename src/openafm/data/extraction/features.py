@@ -65,7 +65,7 @@ class PageArrays:
         parent, tag, depth, stop, bits, inherited = (np.array(values, dtype=np.int64) for values in lists)
         parent[0] = 0
         levels = np.empty((_PARENT_LEVELS, len(page.blocks)), dtype=np.int64)
-        levels[0] = [block.container for block in page.blocks]
+        levels[0] = page.container_of
         for level in range(1, _PARENT_LEVELS):
             parent.take(levels[level - 1], out=levels[level])
         return cls(page=page, parent=parent, tag=tag, depth=depth, stop=stop, bits=bits, inherited=inherited, levels=levels)
@@ -169,7 +169,7 @@ def block_features(tree: PageArrays) -> Matrix:
     bits = np.unpackbits(names.astype("<i8").view(np.uint8).reshape(3, count, 8), axis=2, count=NUM_BITS, bitorder="little")
     return _stacked(
         rows,
-        _tag_table().take(tag, axis=1),
+        tag_table().take(tag, axis=1),
         of_containers.take(tree.levels, axis=1).reshape(-1, count),
         of_siblings.take(tree.levels[:3]),
         _neighbors(np.array([log_length, density, np.minimum(sentences, 5)]), _NEIGHBORS).reshape(-1, count),
@@ -182,7 +182,7 @@ def context_features(tree: PageArrays, features: Matrix, scores: Matrix) -> Matr
     """Return the features with the first classifier's scores of neighbors and containers, for the second classifier."""
     import numpy as np
 
-    length = np.expm1(features[0])
+    length = tree.page.num_chars.astype(np.float64)
     count = len(scores)
     order = np.arange(count)
     inside = tree.sums(length, length * scores, np.ones(count), scores)
@@ -217,7 +217,7 @@ def _text_features(page: PageBlocks) -> Any:
 
     texts = [block.text[:_MAX_TEXT] for block in page.blocks]
     codes = np.frombuffer("\n".join([*texts, ""]).encode("utf-16-le", "replace"), dtype="<u2")
-    counted, marks = _class_tables()
+    counted, marks = class_tables()
     stops = np.flatnonzero(codes == ord("\n"))
     starts = np.concatenate([[0], stops[:-1] + 1])
     classes = marks.take(codes)
@@ -225,19 +225,18 @@ def _text_features(page: PageBlocks) -> Any:
     is_end[:-1] |= (classes[:-1] & _END > 0) & (classes[1:] & _AFTER_END > 0)
     counts = np.add.reduceat(counted.take(codes), starts)
     result = np.empty((11, len(texts)))
-    result[0] = [len(block.text) for block in page.blocks]
-    result[1] = [block.link_chars for block in page.blocks]
+    result[0], result[1] = page.num_chars, page.link_chars
     result[2] = np.add.reduceat(is_end, starts, dtype=np.int64)
     result[3:7] = counts.view(np.uint16).reshape(-1, 4).T
     result[7] = classes[stops - 1] & _LAST > 0
-    result[8] = [block.num_links for block in page.blocks]
+    result[8] = page.num_links
     result[9] = [block.num_breaks for block in page.blocks]
     result[10] = [block.preformatted for block in page.blocks]
     return result
 
 
 @functools.cache
-def _class_tables() -> tuple[Any, Any]:
+def class_tables() -> tuple[Any, Any]:
     """For each UTF-16 code: a 1 in the 16 bits of its counted class, and its marks as bits."""
     import numpy as np
 
@@ -252,7 +251,7 @@ def _class_tables() -> tuple[Any, Any]:
 
 
 @functools.cache
-def _tag_table() -> Any:
+def tag_table() -> Any:
     """Rows for the tags of `_TAGS`, with a 1 at the code of the tag."""
     import numpy as np
 

@@ -31,9 +31,9 @@ def write_markdown(
 ) -> MarkdownText:
     """Return the chosen blocks as Markdown. Without `structure`, as plain lines; without `links`, link texts alone."""
     writer = _Writer(page, url, links, structure)
-    for index, block in enumerate(page.blocks):
-        if chosen[index]:
-            writer.add(index, block)
+    for index, is_chosen in enumerate(chosen):
+        if is_chosen:
+            writer.add(index, page.blocks[index])
     return writer.finish()
 
 
@@ -247,9 +247,9 @@ def _data_tables(page: PageBlocks) -> dict[int, bool]:
     for table, cells in rows.items():
         if sum(count >= 2 for count in cells.values()) < 2:
             result[table] = False
-    for block in page.blocks:
-        table = table_of[block.container]
-        if table >= 0 and len(block.text) > _MAX_TABLE_CELL:
+    for container in page.container_of[page.num_chars > _MAX_TABLE_CELL].tolist():
+        table = table_of[container]
+        if table >= 0:
             result[table] = False
     return result
 

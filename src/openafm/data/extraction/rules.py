@@ -61,9 +61,10 @@ def apply_rule(rule: DomainRule, page: PageBlocks, chosen: Sequence[bool]) -> li
         names = set(joined.split())
         inside_keep.append(inside_keep[parent] or bool(names & rule.keep))
         inside_drop.append(inside_drop[parent] or bool(names & rule.drop))
-    kept = [inside_keep[block.container] for block in page.blocks]
+    places = page.container_of.tolist()
+    kept = [inside_keep[container] for container in places]
     base = kept if any(kept) else list(chosen)
-    return [keep and not inside_drop[block.container] for keep, block in zip(base, page.blocks, strict=True)]
+    return [keep and not inside_drop[container] for keep, container in zip(base, places, strict=True)]
 
 
 def _rule(path: str, domain: str, table: Any) -> DomainRule:

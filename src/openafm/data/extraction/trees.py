@@ -45,7 +45,7 @@ class TreeEnsemble:
             leaf += leaf
             leaf += answers[level]
         index = leaf + np.arange(0, num_trees << depth, 1 << depth)[:, None]
-        logits = self.leaves.ravel().take(index).sum(axis=0) + self.bias
+        logits = self.leaves.ravel().take(index).sum(axis=0, dtype=np.float64) + self.bias
         result: Matrix = (1 / (1 + np.exp(-logits))).astype(np.float32)
         return result
 

@@ -13,10 +13,10 @@ from openafm.adapters.package import WEIGHTS, AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.store import record_use
 from openafm.core.errors import UsageError
+from openafm.core.native_build import NativeBuildError
 from openafm.core.terminal import escaped
 from openafm.models.accounting import kv_bytes
 from openafm.runtime.engines.base import Engine
-from openafm.runtime.native.build import NativeBuildError
 from openafm.runtime.native.layout import decoded_format
 from openafm.runtime.native.support import unsupported
 

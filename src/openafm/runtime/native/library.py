@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from openafm.runtime.native.build import NativeBuildError, built_library
+from openafm.core.native_build import NativeBuildError
+from openafm.runtime.native.build import built_library
 
 VERSION = 10
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
 from openafm.core.files import OutOfSpaceError, atomic_file
+from openafm.core.native_build import cache_home, check_private, private_folder, waiting_lock
 from openafm.runtime.engines.verified_files import verify_once
-from openafm.runtime.native.build import cache_home, check_private, private_folder, waiting_lock
 from openafm.runtime.native.layout import repacked, sections, stored_tensors
 from openafm.runtime.native.update import packed_update
 
