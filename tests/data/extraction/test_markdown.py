@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import urljoin
+
 import pytest
 
 from openafm.data.extraction.blocks import PageBlocks, split_blocks
 from openafm.data.extraction.dom import parse
-from openafm.data.extraction.markdown import MarkdownText, write_markdown
+from openafm.data.extraction.markdown import MarkdownText, joined, write_markdown
 
 URL = "https://example.org/a/page.html"
 
@@ -100,3 +102,39 @@ def test_an_image_between_blocks_that_are_left_out_stands_before_the_next_chosen
     assert [result.text[media.offset :] for media in result.media] == ["Last."]
     result = write_markdown(page, [True, False, False, False], URL, links=False)
     assert [media.offset for media in result.media] == [len("First.")]
+
+
+@pytest.mark.parametrize(
+    "base", ["https://a.example/b/c?d#e", "http://a.example:80/", "https://A.example/b", "ftp://a/b", ""]
+)
+def test_urls_are_joined_as_urljoin_does(base: str) -> None:
+    parts = (
+        "",
+        "/",
+        "//",
+        "/x",
+        "/./x",
+        "/../x",
+        "/x/.",
+        "/.x",
+        "/x;y",
+        "/x?",
+        "/x?y",
+        "/x#",
+        "/x#y",
+        "?y",
+        "#y",
+        "/é",
+        "/x y",
+    )
+    hosts = (
+        "",
+        "https://h.example",
+        "HTTPS://h.example",
+        "http://h.example:80",
+        "//h.example",
+        "mailto:x",
+        " https://h.example",
+    )
+    for url in (host + part for host in hosts for part in (*parts, "x", "../x", "/x//y", "/x?y?z", "/\tx")):
+        assert joined(base, url) == urljoin(base, url.strip()).replace(" ", "%20")
