@@ -214,7 +214,7 @@ def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:
 
 def _agreement(blocks: PageBlocks, first: Sequence[bool], second: Sequence[bool]) -> float:
     """The share of the characters of a page on which two choices agree."""
-    lengths = blocks.num_chars.tolist()
+    lengths: list[int] = blocks.num_chars.tolist()
     equal = sum(length for length, one, other in zip(lengths, first, second, strict=True) if one == other)
     return equal / max(sum(lengths), 1)
 
