@@ -96,6 +96,7 @@ def test_answers_are_the_same_without_masks_and_with_known_ends(schema: str, mon
     monkeypatch.setattr(sampling, "loaded_race", lambda: None)
     monkeypatch.setattr(Closer, "_continued", lambda *arguments: None)
     monkeypatch.setattr(Matcher, "_has_choice", lambda self: False)
+    monkeypatch.setattr(Matcher, "_first_end", lambda *arguments: None)
     expected = [answer(grammar, config, seed) for seed, config in enumerate(SETTINGS.values())]
     for (tokens, is_closed, short), other in zip(found, expected, strict=True):
         assert (tokens, is_closed) == other
@@ -113,6 +114,26 @@ def test_known_ends_are_those_that_are_computed() -> None:
         computed = closer.due_end(matcher._matcher, matcher._accepted, 200)
         assert found == computed
         known = found.known
+
+
+def test_answers_of_a_grammar_share_the_end_from_their_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    compute = Closer.due_end
+
+    def counted(self: Closer, matcher: Any, accepted: list[int], most: int, known: Any = None) -> Any:
+        computed.append(most)
+        return compute(self, matcher, accepted, most, known)
+
+    monkeypatch.setattr(Closer, "due_end", counted)
+    shared, counts = GrammarCompiler(TOKENIZER).json_schema(SCHEMAS["list"]), list[int]()
+    for limit in (4, 24, 90, 4, 24, 90):
+        alone, matcher = (each.matcher(limit) for each in (GrammarCompiler(TOKENIZER).json_schema(SCHEMAS["list"]), shared))
+        alone.accept(alone.forced())
+        computed.clear()
+        matcher.accept(matcher.forced())
+        counts.append(len(computed))
+        assert (matcher.forced(), matcher.is_closed) == (alone.forced(), alone.is_closed)
+    assert counts == [1, 1, 1, 0, 0, 0]
 
 
 def test_ends_are_not_computed_again_inside_of_a_string(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.runtime.decoding.closing import WATCHED, Closer, KnownEnd
+from openafm.runtime.decoding.closing import WATCHED, Closer, DueEnd, KnownEnd
 from openafm.runtime.decoding.schema_finiteness import check_finite
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 _TEXT = "(?s:.*)"
 # Escapes in JSON strings. Without `u`, no other control characters and no unpaired surrogates can be written.
 _ESCAPES = 'nrtbf"\\'
+_MOST_TEXTS = 1024  # whose tokens are stored for one tokenizer
+_MOST_FIRST_ENDS = 64  # stored for one grammar
+_OPENING = 32  # tokens: answers of a grammar differ after them
+
+FirstEnds: TypeAlias = dict[tuple[tuple[int, ...], int], DueEnd]
+"""Ends of answers by the tokens of their opening and the tokens left."""
 
 
 class GrammarError(OpenAFMError):
@@ -121,10 +127,11 @@ class _Vocabulary:
         self.tokens = [names.get(id) or tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(names)
         self.eos_token_id, self.bos_token_id = stop_token, None
-        self._encode = tokenizer.encode
+        # Forced texts recur in every answer of a grammar.
+        self._encoded = functools.lru_cache(_MOST_TEXTS)(lambda text: tuple(tokenizer.encode(text)))
 
     def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
+        return list(self._encoded(text))
 
 
 class Grammar:
@@ -140,6 +147,7 @@ class Grammar:
             raise UnsupportedSchemaError(f"part of the schema would not be enforced: {'; '.join(warnings)}")
         self._matcher, self._vocab_size, self.stop_token = matcher, tokenizer.vocab_size, stop_token
         self._closer = closer
+        self._first_ends: FirstEnds = {}
 
     def matcher(self, max_tokens: int | None = None) -> Matcher:
         """Return a matcher at the start of an answer.
@@ -147,7 +155,8 @@ class Grammar:
         With `max_tokens` a JSON answer is closed before it exceeds that many tokens, the stop token not counted: its end is
         forced. This fails where an item takes more than 256 tokens, and for strings whose pattern is hard to complete.
         """
-        return Matcher(self._matcher.deep_copy(), self._vocab_size, self.stop_token, self._closer, max_tokens)
+        copy = self._matcher.deep_copy()
+        return Matcher(copy, self._vocab_size, self.stop_token, self._closer, max_tokens, self._first_ends)
 
 
 class Matcher:
@@ -166,10 +175,12 @@ class Matcher:
         stop_token: int,
         closer: Closer | None = None,
         max_tokens: int | None = None,
+        first_ends: FirstEnds | None = None,
     ) -> None:
         self._matcher, self.vocab_size, self._stop = matcher, vocab_size, stop_token
         self._closer, self._max_tokens = closer, max_tokens
         self._probes = () if closer is None else closer.probes
+        self._first_ends = {} if first_ends is None else first_ends
         self._closed_at: int | None = None  # accepted tokens when the end was forced
         self._known_end: KnownEnd | None = None
         self._fits_from = self._fits_until = 0  # numbers of accepted tokens between which the end need not be computed
@@ -306,13 +317,24 @@ class Matcher:
         count = len(self._accepted)
         if not 0 < num_left <= WATCHED or count < self._fits_until or self.may_stop:
             return ()
-        end = closer.due_end(self._matcher, self._accepted, num_left, self._known_end)
+        end = self._first_end(closer, num_left) or closer.due_end(self._matcher, self._accepted, num_left, self._known_end)
         self._known_end = end.known
         self._fits_from, self._fits_until = count, count + end.num_safe
         if not end.tokens:
             return ()
         self._closed_at = count
         return (*end.tokens, self._stop)
+
+    def _first_end(self, closer: Closer, num_left: int) -> DueEnd | None:
+        """Return the end from the opening of an answer, which all answers of a grammar share; None after the opening."""
+        if self._known_end is not None or len(self._accepted) > _OPENING:
+            return None
+        key = tuple(self._accepted), num_left
+        if (end := self._first_ends.get(key)) is None:
+            if len(self._first_ends) >= _MOST_FIRST_ENDS:
+                self._first_ends.clear()
+            end = self._first_ends[key] = closer.due_end(self._matcher, self._accepted, num_left)
+        return end
 
     def _checked(self, result: Any) -> Any:
         if self._matcher.is_error():
