@@ -157,6 +157,24 @@ def test_exact_match_is_the_mean_of_exact_tasks() -> None:
     assert HeldOutScores(tasks={"z": scores.tasks["z"]}).exact_match is None
 
 
+def test_scores_of_equal_examples_have_intervals_and_differences() -> None:
+    def score(*values: float) -> TaskScore:
+        mean = sum(values) / max(len(values), 1)
+        return TaskScore(score=mean, metric="exact", num_examples=len(values), languages={}, baselines={}, values=values)
+
+    before, after = score(*[1.0] * 40, *[0.0] * 10), score(*[1.0] * 20, *[0.0] * 30)
+    assert before.interval == pytest.approx((0.6696, 0.8876), abs=1e-4)  # Wilson's of 40 of 50
+    assert before.text == "80.0 % [67, 89]"
+    change = after.change_from(before)
+    assert change is not None
+    assert change.text.startswith("-40.0 [")
+    assert change.text.endswith(" *")
+    assert after.change_from(score()) is None
+    assert after.change_from(score(1.0)) is None
+    assert score().interval is None
+    assert score().text == "0.0 %"
+
+
 def test_invalid_calls_are_refused() -> None:
     model = SystemLanguageModel(bundle="nosuch")
     with pytest.raises(UsageError, match="did you mean 'lookup'"):

@@ -40,6 +40,7 @@ KEYS = {
     "kv_bytes_per_token",
     "kv_bytes_at_4096",
     "retention",
+    "change",
 }
 
 
@@ -71,7 +72,12 @@ def scores(**by_task: tuple[float, float]) -> HeldOutScores:
     return HeldOutScores(
         tasks={
             name: TaskScore(
-                score=score, metric="exact", num_examples=4, languages={"en": score}, baselines={"constant": baseline}
+                score=score,
+                metric="exact",
+                num_examples=4,
+                languages={"en": score},
+                baselines={"constant": baseline},
+                values=(score,) * 4,
             )
             for name, (score, baseline) in by_task.items()
         }
@@ -120,6 +126,8 @@ def test_retention_is_relative_to_the_first_uncompressed_bundle(
         pytest.approx({"a": 1, "b": 0.8, "d": 1.5}),
     ]
     assert [r.mean for r in retained if r] == pytest.approx([0.625, 1, 1.25])
+    changes = [{name: c and round(c.mean, 6) for name, c in report.change.items()} for report in with_retention(measured)]
+    assert changes == [{"a": -0.4, "b": 0, "c": 0.1, "d": -0.1}, {}, {"a": 0, "b": -0.1, "c": 0, "d": 0.2}]
     assert all(report.retention is None for report in with_retention([measured[0], measured[2]]))
     hopeless = replace(measured[1], scores=scores(a=(0.1, 0.1)))
     (alone,) = with_retention([hopeless])

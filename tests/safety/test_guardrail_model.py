@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openafm.bundle import open_bundle, resolve_model
@@ -29,6 +30,7 @@ from openafm.safety.classifier.features import (
     TextFeaturesConfig,
     WordClassesConfig,
 )
+from openafm.safety.classifier.head import fit_head
 from openafm.safety.classifier.model import GuardrailModelError, ModelGuardrail, Threshold, Thresholds
 from openafm.safety.classifier.rates import Rate, wilson
 from openafm.safety.classifier.training import GuardrailTrainingConfig, TooFewTextsError, rates, recall_at, train_guardrail
@@ -144,6 +146,15 @@ def test_a_model_learns_and_is_saved(folder: Path) -> None:
     assert guardrail.check_output("") == Allowed()
     # A harmful sentence in a long harmless text is found.
     assert guardrail.score("Ein Satz. " * 200 + blocked.text).probability > guardrail.score("Ein Satz. " * 200).probability
+
+
+def test_a_head_recognizes_texts_with_a_tenth_of_the_known_features() -> None:
+    features_2F = np.kron(np.eye(2), np.full(20, 20**-0.5)).astype(np.float32)  # harmful, then harmless
+    targets_NL = np.repeat(np.array([[1], [0]], np.float32), 100, axis=0)
+    head = fit_head(features_2F.repeat(100, axis=0), targets_NL, ("hate",), np.zeros(40, np.bool_), decay=1e-5)
+    is_kept_F = np.arange(40) % 20 < 2
+    harmful, harmless = head.probabilities(features_2F * is_kept_F)[:, 0].tolist()
+    assert (harmful > 0.8, harmless < 0.28) == (True, True), (harmful, harmless)
 
 
 def test_recall_at_a_fixed_share_of_false_refusals() -> None:

@@ -20,6 +20,7 @@ from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.evaluation import calculator, events, tool_requests
 from openafm.evaluation.forms import share_of_fields
 from openafm.evaluation.guesses import guess
+from openafm.evaluation.harness.statistics import Difference, estimate, paired_difference
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -39,7 +40,8 @@ ExampleT = TypeVar("ExampleT", events.EventExample, calculator.WordProblem, tool
 class TaskScore:
     """The mean score of a task from 0 to 1, the scores by language, and those of baselines.
 
-    `metric` is "exact": the share of correct answers, or of correct fields for events and forms.
+    `metric` is "exact": the share of correct answers, or of correct fields for events and forms. `values` are the scores of
+    the examples, in the same order for every model; empty if an older version stored the score.
     """
 
     score: float
@@ -47,6 +49,26 @@ class TaskScore:
     num_examples: int
     languages: dict[str, float]
     baselines: dict[str, float]
+    values: tuple[float, ...] = ()
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the score; None without values."""
+        return estimate(self.values).interval if self.values else None
+
+    @property
+    def text(self) -> str:
+        """The score with its interval, in percent."""
+        if self.interval is None:
+            return f"{100 * self.score:.1f} %"
+        low, high = (100 * max(0.0, min(1.0, bound)) for bound in self.interval)
+        return f"{100 * self.score:.1f} % [{low:.0f}, {high:.0f}]"
+
+    def change_from(self, before: TaskScore) -> Difference | None:
+        """Return the difference to another model's score on the same examples; None without the values of both."""
+        if not self.values or len(self.values) != len(before.values):
+            return None
+        return paired_difference(before.values, self.values)
 
     @property
     def is_well_above_baselines(self) -> bool:
@@ -54,7 +76,7 @@ class TaskScore:
         return self.score >= max(self.baselines.values()) + WELL_ABOVE
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"is_well_above_baselines": self.is_well_above_baselines}
+        return asdict(self) | {"interval": self.interval, "is_well_above_baselines": self.is_well_above_baselines}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +126,15 @@ class HeldOutTask(Generic[ExampleT]):
         """Return the scores of a model and the baselines. `on_each` is called with the number of examples done."""
         examples = self.examples(num_examples, languages)
         solve = self.solver(model)
-        grades: dict[str, list[float]] = {}
+        values: list[float] = []
         for done, example in enumerate(examples, start=1):
-            grades.setdefault(example.language, []).append(self.grade(example, solve(example)))
+            values.append(self.grade(example, solve(example)))
             on_each(done)
+        grades: dict[str, list[float]] = {}
+        for example, value in zip(examples, values, strict=True):
+            grades.setdefault(example.language, []).append(value)
         return TaskScore(
-            score=_mean([grade for of_language in grades.values() for grade in of_language]),
+            score=_mean(values),
             metric=self.metric,
             num_examples=num_examples,
             languages={language: _mean(of_language) for language, of_language in sorted(grades.items())},
@@ -117,6 +142,7 @@ class HeldOutTask(Generic[ExampleT]):
                 name: _mean([self.grade(example, answer(example)) for example in examples])
                 for name, answer in self.baselines.items()
             },
+            values=tuple(values),
         )
 
 

@@ -71,6 +71,11 @@ class Difference:
         """Return whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def text(self) -> str:
+        """The difference with its interval, in points; a star if the interval excludes 0."""
+        return f"{100 * self.mean:+.1f} [{100 * self.low:+.1f}, {100 * self.high:+.1f}]{' *' if self.is_significant else ''}"
+
     def to_dict(self) -> dict[str, float | int | bool]:
         return asdict(self) | {"is_significant": self.is_significant}
 

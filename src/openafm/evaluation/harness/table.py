@@ -70,11 +70,5 @@ def _scores(run: Run, name: str, tasks: Sequence[str], has_bits: bool) -> tuple[
 
 def _differences(rows: Sequence[Row], tasks: Sequence[str], has_bits: bool, number: int) -> tuple[str, ...]:
     found = {row.task: row.difference for row in rows if row.language == "all"}
-    cells = [
-        "-"
-        if task not in found
-        else f"{100 * found[task].mean:+.1f} [{100 * found[task].low:+.1f}, {100 * found[task].high:+.1f}]"
-        f"{' *' if found[task].is_significant else ''}"
-        for task in tasks
-    ]
+    cells = [found[task].text if task in found else "-" for task in tasks]
     return (f"{number} - 1", *cells, *([""] if has_bits else []))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from openafm.core.config import to_dict
 from openafm.core.errors import UsageError
 from openafm.core.progress import progress
 from openafm.data.synthetic import SyntheticConfig
+from openafm.evaluation.harness.statistics import Difference
 from openafm.evaluation.held_out import TASKS, HeldOutScores, held_out_scores
 from openafm.models.accounting import kv_bytes
 from openafm.recipes.compression.compress import weight_bytes
@@ -53,12 +54,16 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleReport:
-    """The measurements of a bundle. `loss` is in nats per answer token; compare it between equal tokenizers only."""
+    """The measurements of a bundle. `loss` is in nats per answer token; compare it between equal tokenizers only.
+
+    `change` is the difference of each task's score to that of the uncompressed bundle, on the same examples.
+    """
 
     bundle: Bundle
     loss: float
     scores: HeldOutScores
     retention: Retention | None = None
+    change: Mapping[str, Difference | None] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         bundle, bits = self.bundle, stored_bits(self.bundle)
@@ -75,6 +80,7 @@ class BundleReport:
             "kv_bytes_per_token": kv_bytes(bundle.config, bundle.numerics.kv, num_tokens=1),
             "kv_bytes_at_4096": kv_bytes(bundle.config, bundle.numerics.kv, num_tokens=4096),
             "retention": None if self.retention is None else self.retention.to_dict(),
+            "change": {name: None if change is None else change.to_dict() for name, change in self.change.items()},
         }
 
 
@@ -122,8 +128,7 @@ def with_retention(measured: Sequence[BundleReport]) -> tuple[BundleReport, ...]
     if reference is None:
         return tuple(measured)
     return tuple(
-        BundleReport(bundle=report.bundle, loss=report.loss, scores=report.scores, retention=_retention(report, reference))
-        for report in measured
+        replace(report, retention=_retention(report, reference), change=_change(report, reference)) for report in measured
     )
 
 
@@ -146,6 +151,12 @@ def held_out_loss(bundle: Bundle, num_examples: int, data: DataConfig | None = N
             total, count = total + losses.total.item(), count + losses.count
             bar.update(done)
     return total / count
+
+
+def _change(report: BundleReport, reference: BundleReport) -> dict[str, Difference | None]:
+    if report is reference:
+        return {}
+    return {name: task.change_from(reference.scores.tasks[name]) for name, task in report.scores.tasks.items()}
 
 
 def _retention(report: BundleReport, reference: BundleReport) -> Retention:

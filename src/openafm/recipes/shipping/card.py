@@ -253,9 +253,10 @@ def _scores(results: ShippedResults) -> str:
         kept = scores.retention(task)
         means_something = "" if before.is_well_above_baselines else " (near the baselines)"
         baselines = ", ".join(f"{name} {_percent(value)}" for name, value in shipped.baselines.items())
-        cells = [_percent(value.score) for value in values]
+        change = shipped.change_from(before)
+        cells = [*(value.text for value in values), "-" if change is None else change.text]
         rows.append((task, shipped.metric, *cells, f"{'-' if kept is None else _percent(kept)}{means_something}", baselines))
-    return _table(("task", "metric", *columns, "kept", "without a model"), rows)
+    return _table(("task", "metric", *columns, "change", "kept", "without a model"), rows)
 
 
 def _languages(scores: ModelScores) -> str:

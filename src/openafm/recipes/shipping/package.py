@@ -137,7 +137,8 @@ def _cached_scores(title: str, bundle: Bundle, num_examples: int) -> HeldOutScor
         with progress(f"scoring {title}", num_examples * len(held_out.TASKS)) as bar:
             model = SystemLanguageModel(bundle=bundle.path)
             known = scores.store(asdict(held_out.held_out_scores(model, num_examples=num_examples, on_each=bar.update)))
-    return HeldOutScores(tasks={name: TaskScore(**score) for name, score in known["tasks"].items()})
+    tasks = {name: TaskScore(**score | {"values": tuple(score.get("values", ()))}) for name, score in known["tasks"].items()}
+    return HeldOutScores(tasks=tasks)
 
 
 class _Scores:
