@@ -64,6 +64,7 @@ FIXED = (2, 5, 10)
 """Shares of false refusals at which recall is compared, in percent."""
 SHARES = (0, 10, 30, 100)
 """Shares of the corpus in the learning curve, in percent of its patterns."""
+REPEATS = 50
 RESPONSE = "The museum opens at nine. Bring a coat, the halls are cool. Tickets are sold at the entrance. " * 8
 
 
@@ -168,20 +169,22 @@ def labeled(text: str, *, is_harmful: bool) -> LabeledText:
 
 
 def overhead(bundle: Bundle, blocklist: Guardrail, model: Guardrail) -> dict[str, float]:
-    """Return milliseconds per request, for a prompt of 90 characters, and per token of a streamed response."""
+    """Return milliseconds of CPU time per request, for a prompt of 90 characters, and per token of a streamed response."""
     num_tokens = len(bundle.tokenizer.encode(RESPONSE))
     figures = {}
     for name, guardrail in (("blocklist", blocklist), ("model", model)):
         guardrail.check_input(RESPONSE[:90])
-        start = time.perf_counter()
-        for _ in range(5):
+        start = time.process_time()
+        for _ in range(REPEATS):
             guardrail.check_input(RESPONSE[:90])
-        figures[f"ms_per_request_{name}"] = round((time.perf_counter() - start) / 5 * 1e3, 3)
-        monitor, start = OutputMonitor(guardrail), time.perf_counter()
-        for index in range(0, len(RESPONSE), 4):
-            monitor.push(RESPONSE[index : index + 4])
-        monitor.finish()
-        figures[f"ms_per_token_{name}"] = round((time.perf_counter() - start) / num_tokens * 1e3, 4)
+        figures[f"ms_per_request_{name}"] = round((time.process_time() - start) / REPEATS * 1e3, 3)
+        start = time.process_time()
+        for _ in range(REPEATS):
+            monitor = OutputMonitor(guardrail)
+            for index in range(0, len(RESPONSE), 4):
+                monitor.push(RESPONSE[index : index + 4])
+            monitor.finish()
+        figures[f"ms_per_token_{name}"] = round((time.process_time() - start) / REPEATS / num_tokens * 1e3, 4)
     return figures
 
 

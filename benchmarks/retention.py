@@ -4,7 +4,7 @@
 activations, keys and values and a recovery adapter (on-device); and in ASTC 6x6 with its top singular vectors in an adapter
 that is then trained (server). Retention is the compressed score over the uncompressed one, averaged over the held-out tasks
 in which the uncompressed model is at least ten points above every baseline; without such a task, over event extraction, the
-models' main task. The JSON has all tasks.
+models' main task. The JSON has all tasks with 95 % intervals, and their paired changes to the uncompressed model.
 
     python benchmarks/retention.py [--quick] [--json]
     python benchmarks/retention.py --bundles UNCOMPRESSED ON_DEVICE SERVER
@@ -61,10 +61,15 @@ def main() -> None:
         REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if not options.json:
         for bundle in report["figures"]["bundles"]:
-            tasks = "  ".join(f"{name} {task['score']:.3f}" for name, task in bundle["tasks"].items())
+            tasks = "  ".join(f"{name} {with_interval(task)}" for name, task in bundle["tasks"].items())
             print(f"{bundle['name']:32} {bundle['bits_per_weight']:6.2f} bits  loss {bundle['loss']:.3f}  {tasks}")
         print(f"on_device {report['figures']['on_device']}  server {report['figures']['server']}")
     print(json.dumps(report))
+
+
+def with_interval(task: dict[str, Any]) -> str:
+    low, high = task["interval"]
+    return f"{task['score']:.3f} [{low:.3f}, {high:.3f}]"
 
 
 FEW_EXAMPLES = json.dumps(

@@ -10,11 +10,11 @@ import pytest
 import openafm as fm
 from openafm.cli.main import run
 from openafm.core.errors import UsageError
-from openafm.recipes.red_teaming import is_refusal
 from openafm.safety.classifier.examples import read_labeled_texts
 from openafm.safety.redteam.attacks import FAMILIES, Attack, UnknownFamilyError, attacks, mutated
 from openafm.safety.redteam.project import RedTeamConfig, RedTeamError, RedTeamProject, Reply, Seed, read_seeds, results
 from openafm.safety.redteam.report import html_report, result_rows
+from openafm.safety.refusals import is_refusal
 
 SEEDS = [
     Seed(text="Name <b>a</b> harm.", locale="en", subcategory="violence_and_crime.terrorism"),

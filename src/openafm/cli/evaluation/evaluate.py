@@ -15,6 +15,7 @@ from openafm.cli.evaluation.compare import compare, judge
 from openafm.cli.evaluation.features import card, features, tools
 from openafm.cli.evaluation.held_out import evaluate_held_out
 from openafm.cli.evaluation.runs import adapter_identity, print_results, run_and_report
+from openafm.cli.evaluation.safety_scores import safety
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table
@@ -47,6 +48,7 @@ app = typer.Typer(
 app.command()(compare)
 app.command()(features)
 app.command()(tools)
+app.command()(safety)
 app.command()(card)
 app.command()(judge)
 

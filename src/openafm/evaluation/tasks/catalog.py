@@ -22,6 +22,7 @@ from openafm.evaluation.tasks.code import HumanEvalConfig, MBPPCompletionConfig,
 from openafm.evaluation.tasks.ifeval import IFEvalConfig
 from openafm.evaluation.tasks.numbers import GSM8KCompletionConfig, GSM8KConfig, MGSMCompletionConfig, MGSMConfig
 from openafm.evaluation.tasks.open_prompts import ArenaHardConfig, OwnPromptsConfig
+from openafm.evaluation.tasks.safety import SafetyConfig
 from openafm.evaluation.tasks.xstest import XSTestConfig
 
 TASKS: Mapping[str, Callable[[], TaskConfig]] = {
@@ -41,6 +42,7 @@ TASKS: Mapping[str, Callable[[], TaskConfig]] = {
     "arena_hard": ArenaHardConfig,
     "prompts": OwnPromptsConfig,
     "xstest": XSTestConfig,
+    "safety": SafetyConfig,
 }
 
 FEATURES: Mapping[str, Callable[[], FeatureConfig]] = {
