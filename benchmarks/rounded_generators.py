@@ -27,13 +27,10 @@ from typing import Any, Literal
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
+from shared.policies import write_shipped_policy
 from shared.reporting import hand_in
 
-from openafm.adapters.lora import installed
-from openafm.bundle import Bundle, open_bundle, write_bundle
-from openafm.bundle.decoder import load_decoder
-from openafm.bundle.store import find_bundle
-from openafm.compression.low_bit import LowBitLinear
+from openafm.bundle import Bundle
 from openafm.compression.native_numerics import native_numerics
 from openafm.data.synthetic import SyntheticConfig
 from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
@@ -47,21 +44,6 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rounded_generators
 GROUP_SIZE = 8
 Weights = Literal["full", "int8", "int4"]
 WEIGHTS: tuple[Weights, ...] = ("full", "int8", "int4")
-
-
-def policy(path: Path) -> Bundle:
-    """Write the shipped model in fp32: its 2-bit weights with the recovery adapter added, which lies on no grid."""
-    shipped = open_bundle(find_bundle("nano"))
-    decoder = load_decoder(shipped, adapter=shipped.recovery_adapter)
-    lora = installed(decoder)
-    tensors = {name: each for name, each in decoder.state_dict().items() if not name.endswith((".levels", ".scale"))}
-    for name, module in decoder.named_modules():
-        if isinstance(module, LowBitLinear):
-            tensors[f"{name}.weight"] = module.levels * (module.scale[:, None] if module.scale.ndim else module.scale)
-            if name in lora:
-                tensors[f"{name}.weight"] += lora[name].scale * lora[name].b.detach() @ lora[name].a.detach()
-    arrays = {name: each.float().contiguous().numpy() for name, each in tensors.items() if ".lora." not in name}
-    return write_bundle(path, config=shipped.config, tokenizer=shipped.tokenizer, template=shipped.template, tensors=arrays)
 
 
 def engine(bundle: Bundle, weights: Weights) -> NativeEngine:
@@ -127,7 +109,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        results = measure(policy(Path(work) / "policy"), num_groups=4 if options.quick else 48)
+        results = measure(write_shipped_policy(Path(work) / "policy"), num_groups=4 if options.quick else 48)
     figures: dict[str, Any] = {
         f"{weights}_{name}": value for weights, found in results.items() for name, value in found.items()
     }
