@@ -1,4 +1,4 @@
-"""Images in the native engine: the numpy tower equals torch's, and embeddings enter the prefill."""
+"""Images in the native engine: the native tower equals torch's, and embeddings enter the prefill."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ from openafm.runtime.engines.selection import engine_name
 from openafm.runtime.engines.sequence import Insertion, PromptTokens
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.native.support import unsupported
-from openafm.runtime.native.vision import VisionTower, gelu, interpolated
+from openafm.runtime.native.vision import VisionTower, interpolated
+from openafm.runtime.native.vision_parts import TowerParts
 
 VISION = windowed_encoder(
     image_side=32, patch_side=4, window_side=4, dim=32, num_layers=3, num_heads=4, mlp_dim=48, num_global_layers=1
@@ -77,10 +79,61 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
-def test_gelu_and_bicubic_positions_equal_torch() -> None:
-    x = np.linspace(-12, 12, 100_001, dtype=np.float32)
+def parts_of(weights: dict[str, np.ndarray], num_threads: int, kernels: str) -> TowerParts:
+    return TowerParts({name: each.copy() for name, each in weights.items()}, num_threads, kernels)
+
+
+def kernels_and_threads() -> list[tuple[str, int]]:
+    return [(name, threads) for name in kernel_names(native_library()) for threads in (1, 3)]
+
+
+def relative(found: np.ndarray, expected: torch.Tensor) -> float:
+    return float(np.abs(found - expected.numpy()).max() / expected.abs().max())
+
+
+@pytest.mark.parametrize(("num_inputs", "num_outputs", "num_rows"), [(5, 3, 1), (48, 64, 7), (130, 77, 50)])
+def test_products_and_norms_equal_torch_on_all_kernels(num_inputs: int, num_outputs: int, num_rows: int) -> None:
+    rng = np.random.default_rng(num_inputs)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
+    weights = {"up.weight": draw(num_outputs, num_inputs), "up.bias": draw(num_outputs)}
+    weights |= {"norm.weight": draw(num_inputs), "norm.bias": draw(num_inputs)}
+    x_TI = 3 * draw(num_rows, num_inputs) + 20
+    w = {name: torch.tensor(each, dtype=torch.float64) for name, each in weights.items()}
+    x = torch.tensor(x_TI, dtype=torch.float64)
+    product = torch.nn.functional.linear(x - 20, w["up.weight"], w["up.bias"])
+    for kernels, threads in kernels_and_threads():
+        parts = parts_of(weights, threads, kernels)
+        assert relative(parts.linear("up", x_TI - 20), product) < 2e-6
+        assert relative(parts.linear("up", x_TI - 20, has_gelu=True), torch.nn.functional.gelu(product)) < 2e-6
+        norm = torch.nn.functional.layer_norm(x, (num_inputs,), w["norm.weight"], w["norm.bias"], 1e-6)
+        assert relative(parts.norm("norm", 1e-6, x_TI), norm) < 5e-6
+        with pytest.raises(ValueError, match=f"up has {num_inputs} inputs, got rows of {num_inputs + 1}"):
+            parts.linear("up", np.zeros((2, num_inputs + 1), np.float32))
+
+
+@pytest.mark.parametrize(("shared", "windows", "own", "heads", "head_dim"), [(0, 1, 120, 2, 32), (3, 4, 13, 3, 12)])
+def test_attention_equals_torch_on_all_kernels(shared: int, windows: int, own: int, heads: int, head_dim: int) -> None:
+    qkv = 2 * np.random.default_rng(own).normal(size=(shared + windows * own, 3, heads, head_dim)).astype(np.float32)
+    expected = []
+    for window in range(windows):
+        first = shared + window * own
+        rows = torch.tensor(np.concatenate([qkv[:shared], qkv[first : first + own]]), dtype=torch.float64)
+        q, k, v = rows.permute(1, 2, 0, 3)
+        expected.append(torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1))
+    for kernels, threads in kernels_and_threads():
+        found = parts_of({}, threads, kernels).attention(qkv, num_shared=shared, num_windows=windows)
+        assert relative(found, torch.stack(expected)) < 3e-6
+
+
+def test_gelu_equals_torch_far_from_zero() -> None:
+    x = np.linspace(-12, 12, 100_001, dtype=np.float32)[:, None]
     expected = torch.nn.functional.gelu(torch.tensor(x)).numpy()
-    assert np.abs(gelu(x.copy()) - expected).max() < 2e-6
+    for kernels in kernel_names(native_library()):
+        parts = parts_of({"up.weight": np.ones((1, 1), np.float32), "up.bias": np.zeros(1, np.float32)}, 1, kernels)
+        assert np.abs(parts.linear("up", x, has_gelu=True) - expected).max() < 2e-6
+
+
+def test_bicubic_positions_equal_torch() -> None:
     position_GGD = np.random.default_rng(0).normal(size=(7, 7, 3)).astype(np.float32)
     for grid in (3, 7, 12):
         resized = torch.nn.functional.interpolate(

@@ -131,7 +131,7 @@ class NativeEngine(Engine):
             self._weights = open_weights(bundle, library) if numerics is None else rounded_weights(self._bundle, library)
             self._owns_weights = numerics is not None
             self._model = self._new_model(library)
-            self._tower = LazyVisionTower(self._bundle)
+            self._tower = LazyVisionTower(self._bundle, self.num_threads, self.kernels)
         else:
             own, other = self._bundle, beside._bundle
             if (own.signature, own.numerics, 0) != (other.signature, other.numerics, beside.weights_version):

@@ -15,13 +15,14 @@ from openafm.models.config import (
 )
 from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.masks import CausalMask
+from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, ScopeConfig, WindowScopeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.runtime.native.shapes import matrices
-from openafm.runtime.native.vision import SCOPES
 
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
 DECODED_WEIGHTS = {"float32", "bfloat16", "astc_6x6"}  # beside float activations
 LARGEST_HEAD_DIM = 1024
+VISION_SCOPES: tuple[type[ScopeConfig], ...] = (GlobalScopeConfig, RegisterWindowScopeConfig, WindowScopeConfig)
 _UNIT = 32  # inputs of a matrix are rounded and summed in groups of this size
 
 
@@ -76,7 +77,9 @@ def takes_new_weights(bundle: Bundle) -> bool:
 
 
 def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
-    if isinstance(config, MultimodalConfig) and any(type(layer.scope) not in SCOPES for layer in config.vision.layers):
+    if isinstance(config, MultimodalConfig) and any(
+        type(layer.scope) not in VISION_SCOPES for layer in config.vision.layers
+    ):
         return "its vision encoder has an unknown attention scope"
     heads, norms = set(), set()
     for index, layer in enumerate(config.layers):

@@ -1,4 +1,4 @@
-"""The vision encoder and the adapter of a bundle in numpy: the same function as `models/vision`, without torch.
+"""The vision encoder and the adapter of a bundle on the native kernels: the same function as `models/vision`, without torch.
 
 Shapes: V views, Y and X pixels or patches of a side, N windows of W patches, R registers, T tokens of a view, S tokens that
 attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L tokens of the decoder, M its dim.
@@ -19,28 +19,23 @@ from openafm.compression.int8_rows import with_vision_in_float
 from openafm.models.vision.config import (
     GlobalScopeConfig,
     RegisterWindowScopeConfig,
-    ScopeConfig,
     VisionLayerConfig,
     WindowScopeConfig,
 )
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.pooling import pooling_of_taps
+from openafm.runtime.native.vision_parts import TowerParts
 
 Floats = NDArray[np.float32]
-SCOPES: tuple[type[ScopeConfig], ...] = (GlobalScopeConfig, RegisterWindowScopeConfig, WindowScopeConfig)
-_MOST_SCORES = 1 << 22  # attention scores in memory at once
 _CUBIC = -0.75  # the coefficient of torch's bicubic interpolation
-# erf(x) = 1 - (a1 t + ... + a5 t^5) exp(-x^2) with t = 1 / (1 + p x), within 1.5e-7 (Abramowitz and Stegun 7.1.26)
-_ERF_P = 0.3275911
-_ERF_A = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)
 
 
 class LazyVisionTower:
     """The vision encoder of a bundle, loaded for the first image after a release. Safe to share between threads."""
 
-    def __init__(self, bundle: Bundle) -> None:
-        self._bundle = bundle
+    def __init__(self, bundle: Bundle, num_threads: int, kernels: str | None) -> None:
+        self._bundle, self._num_threads, self._kernels = bundle, num_threads, kernels
         self._tower: VisionTower | None = None
         self._loading = threading.Lock()
 
@@ -49,7 +44,8 @@ class LazyVisionTower:
         with self._loading:
             if self._tower is None:
                 tensors = with_vision_in_float(self._bundle.tensors(), self._bundle.numerics)
-                self._tower = VisionTower(cast(MultimodalConfig, self._bundle.config), tensors)
+                config = cast(MultimodalConfig, self._bundle.config)
+                self._tower = VisionTower(config, tensors, num_threads=self._num_threads, kernels=self._kernels)
             tower = self._tower
         return tower.encode(views_VYXC, num_tokens)
 
@@ -60,20 +56,34 @@ class LazyVisionTower:
 
 
 class VisionTower:
-    """Encodes views as the embeddings of image tokens. `tensors` are the bundle's, in fp32."""
+    """Encodes views as the embeddings of image tokens. `tensors` are the bundle's, in fp32.
 
-    def __init__(self, config: MultimodalConfig, tensors: Mapping[str, NDArray[Any]]) -> None:
+    Args:
+        kernels: name of a kernel set; None for the best of this processor.
+    """
+
+    def __init__(
+        self,
+        config: MultimodalConfig,
+        tensors: Mapping[str, NDArray[Any]],
+        *,
+        num_threads: int = 1,
+        kernels: str | None = None,
+    ) -> None:
         self._config, self._vision = config, config.vision
         self._weights = {
-            name: np.asarray(tensor, np.float32)
+            name: np.ascontiguousarray(tensor, np.float32)
             for name, tensor in tensors.items()
             if name.startswith(("vision.", "adapter."))
         }
+        self._parts = TowerParts(self._weights, num_threads, kernels)
+        self._one_at_a_time = threading.Lock()
 
     def encode(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> Floats:
         """Return the embeddings of views, `num_tokens` of each, [V * num_tokens, M]."""
         side = math.isqrt(num_tokens)
-        return np.concatenate([self._encoded(view_YXC[None], side) for view_YXC in views_VYXC])
+        with self._one_at_a_time:
+            return np.concatenate([self._encoded(view_YXC[None], side) for view_YXC in views_VYXC])
 
     def _encoded(self, view_1YXC: NDArray[np.uint8], tokens_side: int) -> Floats:
         x_1NWD = self._embedded(view_1YXC)
@@ -82,16 +92,16 @@ class VisionTower:
         for index, layer in enumerate(self._vision.layers):
             x_TD = self._layer(f"vision.layers.{index}", layer, self._vision.norm_eps, x_TD, num_windows)
         if self._vision.final_norm:
-            x_TD = self._norm("vision.norm", self._vision.norm_eps, x_TD)
+            x_TD = self._parts.norm("vision.norm", self._vision.norm_eps, x_TD)
         grid = self._vision.grid_side(view_1YXC.shape[1])
         x_TD[num_registers:] = self._rows_from_windows(x_TD[num_registers:], grid)
         adapter = self._config.adapter
         if isinstance(adapter, PixelShuffleAdapterConfig):
             return self._shuffled(adapter, x_TD[num_registers:].reshape(grid, grid, -1))
-        x_TD = self._norm(
+        x_TD = self._parts.norm(
             "adapter.norm", adapter.norm_eps, self._layer("adapter.layer", adapter.layer, adapter.norm_eps, x_TD)
         )
-        x_YXM = self._linear("adapter.projection", x_TD[num_registers:]).reshape(grid, grid, -1)
+        x_YXM = self._parts.linear("adapter.projection", x_TD[num_registers:]).reshape(grid, grid, -1)
         return self._pooled(x_YXM, tokens_side)
 
     def _embedded(self, views_VYXC: NDArray[np.uint8]) -> Floats:
@@ -105,7 +115,7 @@ class VisionTower:
         )
         values_VNWE = (self._windows_from_rows(values_VYXE).astype(np.float32) / np.float32(255) - mean_E) / std_E
         position_YXD = interpolated(self._weights["vision.position_GGD"], grid)
-        return self._linear("vision.patch", values_VNWE) + self._windows_from_rows(position_YXD[None])
+        return self._parts.linear("vision.patch", values_VNWE) + self._windows_from_rows(position_YXD[None])
 
     def _windows_from_rows(self, x_VYXE: NDArray[Any]) -> NDArray[Any]:
         grid, size = x_VYXE.shape[1], x_VYXE.shape[-1]
@@ -120,40 +130,40 @@ class VisionTower:
 
     def _layer(self, name: str, config: VisionLayerConfig, eps: float, x_TD: Floats, num_windows: int = 1) -> Floats:
         """Return the output of a layer; see `models.vision.encoder.VisionLayer`."""
-        qkv_TD = self._linear(f"{name}.query_key_value", self._norm(f"{name}.attention_norm", eps, x_TD))
-        qkv_3THC = qkv_TD.reshape(len(x_TD), 3, config.num_heads, -1).swapaxes(0, 1)
-        o_TD = _attended(config.scope, qkv_3THC, self._vision.num_registers, num_windows)
-        x_TD = x_TD + self._linear(f"{name}.output", o_TD) * self._scale(f"{name}.attention_scale")
-        hidden_TF = self._linear(f"{name}.up", self._norm(f"{name}.mlp_norm", eps, x_TD))
-        x_TD += self._linear(f"{name}.down", gelu(hidden_TF)) * self._scale(f"{name}.mlp_scale")
+        parts = self._parts
+        qkv_TD = parts.linear(f"{name}.query_key_value", parts.norm(f"{name}.attention_norm", eps, x_TD))
+        o_TD = self._attended(config, qkv_TD.reshape(len(x_TD), 3, config.num_heads, -1), num_windows)
+        x_TD = x_TD + parts.linear(f"{name}.output", o_TD) * self._scale(f"{name}.attention_scale")
+        hidden_TF = parts.linear(f"{name}.up", parts.norm(f"{name}.mlp_norm", eps, x_TD), has_gelu=True)
+        x_TD += parts.linear(f"{name}.down", hidden_TF) * self._scale(f"{name}.mlp_scale")
         return x_TD
+
+    def _attended(self, config: VisionLayerConfig, qkv_T3HC: Floats, num_windows: int) -> Floats:
+        """Return the attention output of all tokens of a view, [T, D]; see `models.vision.scopes`."""
+        num_registers, scope = self._vision.num_registers, config.scope
+        if isinstance(scope, GlobalScopeConfig) or (num_windows == 1 and isinstance(scope, RegisterWindowScopeConfig)):
+            return self._parts.attention(qkv_T3HC, num_shared=0, num_windows=1)[0]
+        if isinstance(scope, WindowScopeConfig):
+            patches_NWD = self._parts.attention(qkv_T3HC[num_registers:], num_shared=0, num_windows=num_windows)
+            dim = patches_NWD.shape[-1]
+            return np.concatenate([np.zeros((num_registers, dim), np.float32), patches_NWD.reshape(-1, dim)])
+        o_NSD = self._parts.attention(qkv_T3HC, num_shared=num_registers, num_windows=num_windows)
+        patches_PD = o_NSD[:, num_registers:].reshape(-1, o_NSD.shape[-1])
+        return np.concatenate([o_NSD[:, :num_registers].mean(axis=0), patches_PD])
 
     def _shuffled(self, config: PixelShuffleAdapterConfig, x_YXD: Floats) -> Floats:
         """Return the tokens of a grid of patches; see `models.vision.pixel_shuffle`."""
         tokens_side = len(x_YXD) // config.factor
         x_TFTFD = x_YXD.reshape(tokens_side, config.factor, tokens_side, config.factor, -1)
-        x_LJ = self._norm("adapter.norm", config.norm_eps, x_TFTFD.swapaxes(1, 2).reshape(tokens_side**2, -1))
-        return self._linear("adapter.down", gelu(self._linear("adapter.up", x_LJ)))
+        x_LJ = self._parts.norm("adapter.norm", config.norm_eps, x_TFTFD.swapaxes(1, 2).reshape(tokens_side**2, -1))
+        return self._parts.linear("adapter.down", self._parts.linear("adapter.up", x_LJ, has_gelu=True))
 
     def _pooled(self, x_YXM: Floats, tokens_side: int) -> Floats:
         rows_TKY = pooling_of_taps(len(x_YXM), tokens_side)
         x_TKXM = np.tensordot(rows_TKY, x_YXM, axes=(2, 0))
         x_TKSJM = np.tensordot(x_TKXM, rows_TKY, axes=(2, 2)).transpose(0, 3, 1, 4, 2)
         # [row, column, tap of rows, tap of columns, dim]
-        return self._linear("adapter.convolution.taps", x_TKSJM.reshape(tokens_side**2, -1))
-
-    def _linear(self, name: str, x: Floats) -> Floats:
-        y: Floats = x @ self._weights[f"{name}.weight"].T
-        y += self._weights[f"{name}.bias"]
-        return y
-
-    def _norm(self, name: str, eps: float, x_TD: Floats) -> Floats:
-        centered_TD = x_TD - x_TD.mean(axis=-1, keepdims=True)
-        variance_T1 = np.square(centered_TD).mean(axis=-1, keepdims=True)
-        centered_TD /= np.sqrt(variance_T1 + np.float32(eps))
-        centered_TD *= self._weights[f"{name}.weight"]
-        centered_TD += self._weights[f"{name}.bias"]
-        return centered_TD
+        return self._parts.linear("adapter.convolution.taps", x_TKSJM.reshape(tokens_side**2, -1))
 
     def _scale(self, name: str) -> Floats | np.float32:
         return self._weights.get(name, np.float32(1))
@@ -166,26 +176,6 @@ def interpolated(position_GGD: Floats, grid: int) -> Floats:
     weights_YG = _cubic_weights(len(position_GGD), grid)
     rows_YGD = np.tensordot(weights_YG, position_GGD, axes=(1, 0))
     return np.ascontiguousarray(np.tensordot(weights_YG, rows_YGD, axes=(1, 1)).swapaxes(0, 1))
-
-
-def gelu(x: Floats) -> Floats:
-    """Return x times the normal distribution function of x, in place of x."""
-    size = np.abs(x)
-    t = np.multiply(size, np.float32(_ERF_P * math.sqrt(0.5)))
-    t += 1
-    np.reciprocal(t, out=t)
-    tail = np.multiply(t, np.float32(_ERF_A[0]))
-    for coefficient in _ERF_A[1:]:
-        tail += np.float32(coefficient)
-        tail *= t
-    np.square(x, out=t)
-    t *= np.float32(-0.5)
-    tail *= np.exp(t, out=t)  # 1 - erf(|x| / sqrt(2))
-    tail *= np.float32(0.5)
-    tail *= size
-    np.maximum(x, 0, out=x)
-    x -= tail
-    return x
 
 
 def _cubic_weights(size: int, new_size: int) -> Floats:
@@ -204,38 +194,3 @@ def _cubic(distance: float) -> float:
     if distance <= 1:
         return ((a + 2) * distance - (a + 3)) * distance**2 + 1
     return ((distance - 5) * distance + 8) * distance * a - 4 * a if distance < 2 else 0.0
-
-
-def _attended(scope: ScopeConfig, qkv_3THC: Floats, num_registers: int, num_windows: int) -> Floats:
-    """Return the attention output of all tokens of a view, [T, D]; see `models.vision.scopes`."""
-    _, num_tokens, num_heads, head_dim = qkv_3THC.shape
-    if isinstance(scope, GlobalScopeConfig) or (num_windows == 1 and isinstance(scope, RegisterWindowScopeConfig)):
-        return _attention(qkv_3THC[:, None])[0].reshape(num_tokens, -1)
-    registers_3RHC = qkv_3THC[:, :num_registers]
-    windows_3NWHC = qkv_3THC[:, num_registers:].reshape(3, num_windows, -1, num_heads, head_dim)
-    if isinstance(scope, WindowScopeConfig):
-        patches_PD = _attention(windows_3NWHC).reshape(num_tokens - num_registers, -1)
-        return np.concatenate([np.zeros((num_registers, num_heads * head_dim), np.float32), patches_PD])
-    copies_3NRHC = np.broadcast_to(registers_3RHC[:, None], (3, num_windows, *registers_3RHC.shape[1:]))
-    o_NSHC = _attention(np.concatenate([copies_3NRHC, windows_3NWHC], axis=2))
-    registers_RHC = o_NSHC[:, :num_registers].mean(axis=0)
-    patches_PHC = o_NSHC[:, num_registers:].reshape(-1, num_heads, head_dim)
-    return np.concatenate([registers_RHC, patches_PHC]).reshape(num_tokens, -1)
-
-
-def _attention(qkv_3NSHC: Floats) -> Floats:
-    """Return the attention within each of N groups of tokens, [N, S, H, C]."""
-    q_NHSC, k_NHSC, v_NHSC = qkv_3NSHC.swapaxes(2, 3)
-    o_NHSC = np.empty(q_NHSC.shape, np.float32)
-    num_groups, num_heads, num_tokens, head_dim = q_NHSC.shape
-    at_once = max(1, _MOST_SCORES // (num_tokens**2))
-    flat = [x.reshape(num_groups * num_heads, num_tokens, head_dim) for x in (q_NHSC, k_NHSC, v_NHSC, o_NHSC)]
-    for first in range(0, num_groups * num_heads, at_once):
-        q_ISC, k_ISC, v_ISC, o_ISC = (x[first : first + at_once] for x in flat)
-        scores_ISS = (q_ISC * np.float32(head_dim**-0.5)) @ k_ISC.swapaxes(1, 2)
-        scores_ISS -= scores_ISS.max(axis=-1, keepdims=True)
-        np.exp(scores_ISS, out=scores_ISS)
-        total_IS1 = scores_ISS.sum(axis=-1, keepdims=True)
-        np.matmul(scores_ISS, v_ISC, out=o_ISC)
-        o_ISC /= total_IS1
-    return o_NHSC.swapaxes(1, 2)

@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 10
+#define OA_VERSION 11
 
 extern "C" {
 
@@ -73,6 +73,7 @@ typedef struct {
 
 typedef struct OaModel OaModel;
 typedef struct OaCache OaCache;
+typedef struct OaTower OaTower;
 
 OA_EXPORT int32_t oa_version(void);
 
@@ -118,6 +119,21 @@ OA_EXPORT void oa_pack_groups(const uint8_t *stored, const uint16_t *scales, con
                               int32_t num_inputs, int32_t bits, int32_t group, uint8_t *tiles);
 OA_EXPORT void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int32_t num_inputs, uint16_t *tiles);
 OA_EXPORT void oa_pack_float32(const float *stored, int32_t num_outputs, int32_t num_inputs, float *tiles);
+
+// The parts of a vision encoder, in fp32, with threads of its own. One call at a time. `kernels` as for a model; returns null if
+// memory is exhausted or the kernel set is not supported.
+OA_EXPORT OaTower *oa_tower_new(int32_t num_threads, const char *kernels);
+OA_EXPORT void oa_tower_free(OaTower *tower);
+// Layer norms y of rows x [N, dim].
+OA_EXPORT void oa_tower_norm(OaTower *tower, const float *x, const float *weight, const float *bias, int32_t num_rows,
+                             int32_t dim, float eps, float *y);
+// y [N, R] = x [N, I] times an fp32 matrix plus its bias, and GELU of that with `has_gelu`.
+OA_EXPORT void oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows,
+                                float *y);
+// Attention within each window, y [windows, tokens of a window, H, C], of qkv [rows, 3, H, C]. A window has the first `num_shared`
+// rows and then `window_tokens` of its own. Returns 0, or 1 if memory is exhausted.
+OA_EXPORT int32_t oa_tower_attend(OaTower *tower, const float *qkv, int32_t num_shared, int32_t num_windows,
+                                  int32_t window_tokens, int32_t num_heads, int32_t head_dim, float *y);
 
 // Single kernels, for tests and measurements, with the kernels and threads of a model (probe.cpp).
 // Products y [N, R] of x [N, I]; x is rounded to 8 bits first, except for bfloat16 and fp32. `low_rank` may be null.

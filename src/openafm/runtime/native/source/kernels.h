@@ -73,7 +73,15 @@ struct Kernels {
     // As `attend`, in fp32, for keys [first, last) of a page of floats, at least one. Queries are floats [C].
     void (*attend_full)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int first, int last,
                         double *state);
+    // The parts of a vision encoder, in fp32. y = layer norm of a row; x = gelu(x), the exact form within 2e-7.
+    void (*layer_norm)(const float *x, const float *weight, const float *bias, int n, float eps, float *y);
+    void (*gelu)(float *x, int n);
+    // x = 2^(x - the largest of x); returns the sum.
+    float (*soften_row)(float *x, int n);
 };
+
+// The kernels with a name; null for the best. Returns null if the processor does not support them.
+const Kernels *find_kernels(const char *name);
 
 // Sizes of the groups of a matrix; one group of all inputs if the scales are those of rows.
 struct Groups {

@@ -8,6 +8,7 @@
 
 #include "full.h"
 #include "generic.h"
+#include "vision.h"
 
 namespace {
 
@@ -346,5 +347,5 @@ void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysVa
 }  // namespace
 
 const Kernels avx2_kernels = {"avx2", is_supported, low_bit, grouped,    full,       round_row, rms_norm,
-                              swiglu, prepare,      attend,  adapter_in, adapter_out, attend_full};
+                              swiglu, prepare,      attend,  adapter_in, adapter_out, attend_full, layer_norm, gelu, soften_row};
 #endif

@@ -9,6 +9,7 @@
 #include "attention_avx512.h"
 #include "full.h"
 #include "generic.h"
+#include "vision.h"
 #include "vnni.h"
 
 namespace {
@@ -150,5 +151,5 @@ void swiglu_of_8(float *gate, const float *up, int n) {
 }  // namespace
 
 const Kernels avx512_kernels = {"avx512-vnni", is_supported, low_bit, grouped,    full,       round_row, rms_norm,
-                                swiglu_of_8,   prepare,      attend,  adapter_in, adapter_out, attend_full};
+                                swiglu_of_8,   prepare,      attend,  adapter_in, adapter_out, attend_full, layer_norm, gelu, soften_row};
 #endif

@@ -11,5 +11,5 @@ static bool is_supported() { return true; }
 #endif
 
 const Kernels neon_dot_kernels = {"neon-dot", is_supported,  low_bit, grouped, full, round_row, rms_norm,
-    swiglu, prepare_query, attend_page, adapter_in, adapter_out, attend_full};
+    swiglu, prepare_query, attend_page, adapter_in, adapter_out, attend_full, layer_norm, gelu, soften_row};
 #endif

@@ -1,6 +1,7 @@
 // Plain C++ for any processor: the reference for tests, and the fallback.
 #include "full.h"
 #include "generic.h"
+#include "vision.h"
 
 namespace {
 
@@ -68,4 +69,4 @@ void grouped(const OaMatrix &matrix, const Rounded &x, int first, int last, floa
 }  // namespace
 
 const Kernels portable_kernels = {"portable", always, low_bit,       grouped,     full,       round_row,  rms_norm,
-                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out, attend_full};
+                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out, attend_full, layer_norm, gelu, soften_row};

@@ -18,17 +18,17 @@ const Kernels *const all_kernels[] = {
     &portable_kernels,
 };
 
-const Kernels *find_kernels(const char *name) {
-    for (const Kernels *kernels : all_kernels)
-        if (kernels->is_supported() && (!name || !strcmp(name, kernels->name))) return kernels;
-    return nullptr;
-}
-
 int padded(int n) { return (n + 63) / 64 * 64; }
 
 bool is_integer(const OaMatrix &matrix) { return matrix.kind != OA_BFLOAT16 && matrix.kind != OA_FLOAT32; }
 
 }  // namespace
+
+const Kernels *find_kernels(const char *name) {
+    for (const Kernels *kernels : all_kernels)
+        if (kernels->is_supported() && (!name || !strcmp(name, kernels->name))) return kernels;
+    return nullptr;
+}
 
 void RoundedRows::reserve(int num_rows, int num_inputs) {
     const size_t stride = padded(num_inputs), rows = num_rows;

@@ -4,6 +4,7 @@
 
 #include "full.h"
 #include "generic.h"
+#include "vision.h"
 
 namespace {
 
