@@ -1,10 +1,11 @@
 """Reinforcement learning against the fine-tuned bundle that it starts from: held-out exact match, wins and losses.
 
 The recipe `on_device.rlhf` trains the policy from `--from`, by default the shipped model in fp32, on English word problems
-with a calculator, for each seed. Both bundles then answer held-out prompts, whose frames and words are in no training prompt,
-at temperature 0.01. `sft` and `rlhf` are shares of answers that hold the right result; `win` and `loss` are shares of prompts
-that only the trained policy, or only the start, solves. The interval of `rlhf` minus `sft` is a 95 % bootstrap over prompts,
-each with the mean over seeds. `sft_event`, `rlhf_event` and those of forms are rewards on tasks that the run did not train.
+with a calculator, for each seed. Both bundles then answer held-out prompts, whose frames and words are in no training
+prompt, at temperature 0.01. `sft` and `rlhf` are shares of answers that hold the right result; `win` and `loss` are shares
+of prompts that only the trained policy, or only the start, solves. The interval of `rlhf` minus `sft` is a 95 % bootstrap
+over prompts, each with the mean over seeds. `sft_event`, `rlhf_event` and those of forms are rewards on tasks that the run
+did not train.
 
     python benchmarks/rlhf_gain.py [--from BUNDLE] [--steps N] [--seeds N] [--prompts N] [--work FOLDER] [--quick] [--json]
 
