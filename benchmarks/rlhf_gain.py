@@ -45,6 +45,7 @@ from openafm.training.budgets import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rlhf_gain.json"
 TASK, OTHERS = "arithmetic", ("event", "form")
+SAMPLES = 32  # of a step, in groups of 8
 NEARLY_GREEDY = 0.01
 HELD_OUT_SEED = 1000
 
@@ -89,9 +90,9 @@ def graded(task: str, decoder: GroupDecoder, config: RLConfig, num_prompts: int)
 def configured(start: str, seed: int, options: argparse.Namespace) -> RLConfig:
     changes = {"trainer.seed": str(seed), "trainer.optimizer.learning_rate": str(options.learning_rate)}
     config = prepare_rl_run("on_device.rlhf", "nano", start=start, changes=changes)
-    trainer = replace(config.trainer, budget=StepBudget(num_steps=options.steps))
+    data = replay_data(8 if options.quick else SAMPLES, row_tokens=512)
+    trainer = replace(config.trainer, budget=StepBudget(num_steps=options.steps), data=data)
     if options.quick:
-        trainer = replace(trainer, data=replay_data(8, row_tokens=512))
         config = replace(config, groups_per_task=1, group_size=4, max_tokens=16)
     return replace(config, prompts=prompts_config(TASK, 1 + seed, "train"), trainer=trainer)
 
@@ -128,7 +129,7 @@ def summary(before: Rewards, runs: Sequence[Rewards]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--from", dest="start")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=300)
     parser.add_argument("--learning-rate", type=float, default=4e-4)
@@ -153,7 +154,7 @@ def main() -> int:
             print(summary(before, runs), file=sys.stderr)
         seconds = round(process_time() - began)
     figures = summary(before, runs)
-    run = {"steps": options.steps, "seeds": options.seeds, "prompts": options.prompts}
+    run = {"steps": options.steps, "samples_per_step": SAMPLES, "seeds": options.seeds, "prompts": options.prompts}
     run |= {"learning_rate": options.learning_rate, "cpu_seconds": seconds}
     hand_in({"figures": figures, **figures, **run}, REPORT, options)
     return 0

@@ -76,6 +76,8 @@ class VisionTower:
             for name, tensor in tensors.items()
             if name.startswith(("vision.", "adapter."))
         }
+        self._fold_normalization()
+        self._fold_layer_scales()
         self._parts = TowerParts(self._weights, num_threads, kernels)
         self._one_at_a_time = threading.Lock()
 
@@ -104,16 +106,32 @@ class VisionTower:
         x_YXM = self._parts.linear("adapter.projection", x_TD[num_registers:]).reshape(grid, grid, -1)
         return self._pooled(x_YXM, tokens_side)
 
+    def _fold_normalization(self) -> None:
+        """Make the patch embedding one of pixels from 0 to 255: (p / 255 - mean) / std is a factor and an offset."""
+        mean_E, std_E = (
+            np.tile(np.array(each), self._vision.patch_side**2) for each in (self._vision.pixel_mean, self._vision.pixel_std)
+        )
+        weight_DE = self._weights["vision.patch.weight"] / std_E
+        self._weights["vision.patch.weight"] = (weight_DE / 255).astype(np.float32)
+        offset_D = weight_DE @ mean_E
+        self._weights["vision.patch.bias"] = (self._weights["vision.patch.bias"] - offset_D).astype(np.float32)
+
+    def _fold_layer_scales(self) -> None:
+        """Multiply the matrices before a residual sum by the scale of the layer's output."""
+        for name in [name for name in self._weights if name.endswith(("attention_scale", "mlp_scale"))]:
+            scale_D = self._weights.pop(name)
+            layer, _, kind = name.rpartition(".")
+            matrix = f"{layer}.output" if kind == "attention_scale" else f"{layer}.down"
+            self._weights[f"{matrix}.weight"] = self._weights[f"{matrix}.weight"] * scale_D[:, None]
+            self._weights[f"{matrix}.bias"] = self._weights[f"{matrix}.bias"] * scale_D
+
     def _embedded(self, views_VYXC: NDArray[np.uint8]) -> Floats:
         """Return the patches with their positions, window by window, [V, N, W, D]."""
         patch, grid = self._vision.patch_side, self._vision.grid_side(views_VYXC.shape[1])
         values_VYXE = (
             views_VYXC.reshape(-1, grid, patch, grid, patch, 3).swapaxes(2, 3).reshape(-1, grid, grid, patch**2 * 3)
         )
-        mean_E, std_E = (
-            np.tile(np.array(each, np.float32), patch**2) for each in (self._vision.pixel_mean, self._vision.pixel_std)
-        )
-        values_VNWE = (self._windows_from_rows(values_VYXE).astype(np.float32) / np.float32(255) - mean_E) / std_E
+        values_VNWE = self._windows_from_rows(values_VYXE).astype(np.float32)
         position_YXD = interpolated(self._weights["vision.position_GGD"], grid)
         return self._parts.linear("vision.patch", values_VNWE) + self._windows_from_rows(position_YXD[None])
 
@@ -133,10 +151,12 @@ class VisionTower:
         parts = self._parts
         qkv_TD = parts.linear(f"{name}.query_key_value", parts.norm(f"{name}.attention_norm", eps, x_TD))
         o_TD = self._attended(config, qkv_TD.reshape(len(x_TD), 3, config.num_heads, -1), num_windows)
-        x_TD = x_TD + parts.linear(f"{name}.output", o_TD) * self._scale(f"{name}.attention_scale")
-        hidden_TF = parts.linear(f"{name}.up", parts.norm(f"{name}.mlp_norm", eps, x_TD), has_gelu=True)
-        x_TD += parts.linear(f"{name}.down", hidden_TF) * self._scale(f"{name}.mlp_scale")
-        return x_TD
+        attended_TD = parts.linear(f"{name}.output", o_TD)
+        attended_TD += x_TD
+        hidden_TF = parts.linear(f"{name}.up", parts.norm(f"{name}.mlp_norm", eps, attended_TD), has_gelu=True)
+        y_TD = parts.linear(f"{name}.down", hidden_TF)
+        y_TD += attended_TD
+        return y_TD
 
     def _attended(self, config: VisionLayerConfig, qkv_T3HC: Floats, num_windows: int) -> Floats:
         """Return the attention output of all tokens of a view, [T, D]; see `models.vision.scopes`."""
@@ -159,14 +179,13 @@ class VisionTower:
         return self._parts.linear("adapter.down", self._parts.linear("adapter.up", x_LJ, has_gelu=True))
 
     def _pooled(self, x_YXM: Floats, tokens_side: int) -> Floats:
-        rows_TKY = pooling_of_taps(len(x_YXM), tokens_side)
-        x_TKXM = np.tensordot(rows_TKY, x_YXM, axes=(2, 0))
-        x_TKSJM = np.tensordot(x_TKXM, rows_TKY, axes=(2, 2)).transpose(0, 3, 1, 4, 2)
+        grid, _, dim = x_YXM.shape
+        rows_TKY = pooling_of_taps(grid, tokens_side)
+        rows_PY = rows_TKY.reshape(-1, grid)  # P: a token and its tap
+        x_PXM = (rows_PY @ x_YXM.reshape(grid, -1)).reshape(-1, grid, dim)
+        x_TKSJM = np.matmul(rows_PY, x_PXM).reshape(*rows_TKY.shape[:2], *rows_TKY.shape[:2], dim)
         # [row, column, tap of rows, tap of columns, dim]
-        return self._parts.linear("adapter.convolution.taps", x_TKSJM.reshape(tokens_side**2, -1))
-
-    def _scale(self, name: str) -> Floats | np.float32:
-        return self._weights.get(name, np.float32(1))
+        return self._parts.linear("adapter.convolution.taps", x_TKSJM.swapaxes(1, 2).reshape(tokens_side**2, -1))
 
 
 def interpolated(position_GGD: Floats, grid: int) -> Floats:
