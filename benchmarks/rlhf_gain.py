@@ -4,8 +4,8 @@ The recipe `on_device.rlhf` trains the policy from `--from`, by default the ship
 with a calculator, for each seed. Both bundles then answer held-out prompts, whose frames and words are in no training
 prompt, at temperature 0.01. `sft` and `rlhf` are shares of answers that hold the right result; `win` and `loss` are shares
 of prompts that only the trained policy, or only the start, solves. The interval of `rlhf` minus `sft` is a 95 % bootstrap
-over prompts, each with the mean over seeds. `sft_event`, `rlhf_event` and those of forms are rewards on tasks that the run
-did not train.
+over prompts, each with the mean over seeds. `..._trained_frames` are new prompts with the frames and words of training, and
+their interval; `..._event` and `..._form` are rewards on tasks that the run did not train.
 
     python benchmarks/rlhf_gain.py [--from BUNDLE] [--steps N] [--seeds N] [--prompts N] [--work FOLDER] [--quick] [--json]
 
@@ -44,22 +44,30 @@ from openafm.runtime.engines.selection import open_engine
 from openafm.training.budgets import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rlhf_gain.json"
-TASK, OTHERS = "arithmetic", ("event", "form")
-SAMPLES = 32  # of a step, in groups of 8
+TASK = "arithmetic"
+SAMPLES, GROUP_SIZE = 32, 4  # of a step
 NEARLY_GREEDY = 0.01
 HELD_OUT_SEED = 1000
 
 
+Split = Literal["train", "held_out"]
 Rewards = dict[str, list[float]]
-"""Rewards of held-out answers by task."""
+"""Rewards of answers by set."""
+SETS: dict[str, tuple[str, Split]] = {
+    "held_out": (TASK, "held_out"),
+    "trained_frames": (TASK, "train"),
+    "event": ("event", "held_out"),
+    "form": ("form", "held_out"),
+}
+"""Tasks and splits of the sets; no prompt of them is trained."""
 
 
-def prompts_config(task: str, seed: int, split: Literal["train", "held_out"]) -> CorpusPromptsConfig:
+def prompts_config(task: str, seed: int, split: Split) -> CorpusPromptsConfig:
     return CorpusPromptsConfig(corpus=SyntheticConfig(seed=seed, split=split, tasks={task: 1.0}, languages={"en": 1.0}))
 
 
 def grade(bundle: Bundle, config: RLConfig, num_prompts: int) -> Rewards:
-    """Return the rewards of a bundle's answers to held-out prompts, `num_prompts` of each task."""
+    """Return the rewards of a bundle's answers to new prompts, `num_prompts` of each set."""
     engine = open_engine(bundle, num_threads=1, full_precision="native")
     decoder = GroupDecoder(
         engine,
@@ -69,11 +77,11 @@ def grade(bundle: Bundle, config: RLConfig, num_prompts: int) -> Rewards:
         max_tokens=MAX_TOKENS,
         max_turns=config.max_turns,
     )
-    return {task: graded(task, decoder, config, num_prompts) for task in (TASK, *OTHERS)}
+    return {name: graded(*each, decoder, config, num_prompts) for name, each in SETS.items()}
 
 
-def graded(task: str, decoder: GroupDecoder, config: RLConfig, num_prompts: int) -> list[float]:
-    source, reward = prompts_config(task, HELD_OUT_SEED, "held_out").build(), config.reward.build()
+def graded(task: str, split: Split, decoder: GroupDecoder, config: RLConfig, num_prompts: int) -> list[float]:
+    source, reward = prompts_config(task, HELD_OUT_SEED, split).build(), config.reward.build()
     requests = []
     for number in range(num_prompts):
         prompt = source.prompt(number)
@@ -89,11 +97,12 @@ def graded(task: str, decoder: GroupDecoder, config: RLConfig, num_prompts: int)
 
 def configured(start: str, seed: int, options: argparse.Namespace) -> RLConfig:
     changes = {"trainer.seed": str(seed), "trainer.optimizer.learning_rate": str(options.learning_rate)}
+    changes |= {"group_size": str(GROUP_SIZE)}
     config = prepare_rl_run("on_device.rlhf", "nano", start=start, changes=changes)
     data = replay_data(8 if options.quick else SAMPLES, row_tokens=512)
     trainer = replace(config.trainer, budget=StepBudget(num_steps=options.steps), data=data)
     if options.quick:
-        config = replace(config, groups_per_task=1, group_size=4, max_tokens=16)
+        config = replace(config, groups_per_task=1, max_tokens=16)
     return replace(config, prompts=prompts_config(TASK, 1 + seed, "train"), trainer=trainer)
 
 
@@ -106,33 +115,29 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 def summary(before: Rewards, runs: Sequence[Rewards]) -> dict[str, float]:
     """Return the figures of `runs`, one for each seed, against those of the start."""
-    first = before[TASK]
-    after = [statistics.fmean(each) for each in zip(*(run[TASK] for run in runs), strict=True)]
-    pairs = [pair for run in runs for pair in zip(first, run[TASK], strict=True)]
-    low, high = interval([new - old for old, new in zip(first, after, strict=True)])
+    pairs = [pair for run in runs for pair in zip(before["held_out"], run["held_out"], strict=True)]
     figures = {
-        "sft": statistics.fmean(first),
-        "rlhf": statistics.fmean(after),
         "win": statistics.fmean(new > old for old, new in pairs),
         "loss": statistics.fmean(new < old for old, new in pairs),
-        "difference_low": low,
-        "difference_high": high,
     }
-    for task in OTHERS:
-        figures[f"sft_{task}"] = statistics.fmean(before[task])
-        figures[f"rlhf_{task}"] = statistics.fmean(reward for run in runs for reward in run[task])
+    for name, first in before.items():
+        suffix = "" if name == "held_out" else f"_{name}"
+        after = [statistics.fmean(each) for each in zip(*(run[name] for run in runs), strict=True)]
+        low, high = interval([new - old for old, new in zip(first, after, strict=True)])
+        figures |= {f"sft{suffix}": statistics.fmean(first), f"rlhf{suffix}": statistics.fmean(after)}
+        figures |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
     for seed, run in enumerate(runs):
-        figures[f"rlhf_seed_{seed}"] = statistics.fmean(run[TASK])
+        figures[f"rlhf_seed_{seed}"] = statistics.fmean(run["held_out"])
     return {name: round(value, 4) for name, value in figures.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--from", dest="start")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--prompts", type=int, default=300)
-    parser.add_argument("--learning-rate", type=float, default=4e-4)
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-4)
     parser.add_argument("--generators", type=int, default=0)
     parser.add_argument("--work", type=Path, help="keeps runs and bundles")
     parser.add_argument("--quick", action="store_true")
