@@ -67,4 +67,4 @@ def test_the_command(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert found["by_category"]["violence_and_crime"]["en"] == {"share": None, "interval": None, "n": 1}
     assert found["safety"]["metrics"]["stopped_harmful"]["mean"] == 1
     assert run(command) == 0
-    assert "not reported: 1 texts, at least 50 are needed" in capsys.readouterr().out
+    assert "not reported: 1 text, at least 50 are needed" in capsys.readouterr().out

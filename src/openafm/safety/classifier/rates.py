@@ -27,7 +27,7 @@ class Rate:
 
     def __str__(self) -> str:
         if self.n < LEAST_TEXTS:
-            return f"not reported: {self.n} texts, at least {LEAST_TEXTS} are needed"
+            return f"not reported: {self.n} text{'' if self.n == 1 else 's'}, at least {LEAST_TEXTS} are needed"
         low, high = wilson(self.count, self.n)
         return f"{self.count / self.n:.1%} [{low:.1%}, {high:.1%}] of {self.n}"
 
