@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -26,6 +27,36 @@ def test_failures_are_counted_not_raised(url: str) -> None:
     assert closed.num_failed == 1
     with pytest.raises(UsageError, match="base URL"):
         LoadConfig(url="localhost:8000")
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+TEXT = b'data: {"choices":[{"delta":{"content":"x"}}],"usage":{"completion_tokens":1}}\n\n'
+EVENT = b"%x\r\n%b\r\n" % (len(TEXT), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("replies", "failed"),
+    [((b"", HEAD + EVENT + b"0\r\n\r\n"), 0), ((b"", b""), 1), ((HEAD + EVENT, HEAD + EVENT + b"0\r\n\r\n"), 1)],
+    ids=["closed once", "closed twice", "cut off"],
+)
+def test_a_request_is_sent_again_only_if_the_connection_closes_before_the_reply(
+    replies: Sequence[bytes], failed: int
+) -> None:
+    left = list(replies)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(left.pop(0))
+        await writer.drain()
+        writer.close()
+
+    async def load() -> int:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            report = await run_load(LoadConfig(url=f"http://127.0.0.1:{port}/v1", num_requests=1, num_users=1))
+            return report.num_failed
+
+    assert asyncio.run(load()) == failed
 
 
 def test_the_wait_for_a_place_counts_at_an_arrival_rate(url: str) -> None:

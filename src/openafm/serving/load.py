@@ -76,6 +76,7 @@ class ChatTiming:
     ended: float = 0.0
     num_tokens: int = 0
     error: str = ""
+    has_reply: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +128,27 @@ async def _chat(client: httpx2.AsyncClient, config: LoadConfig, number: int, sta
 
     timing = ChatTiming(started)
     try:
-        async with client.stream("POST", f"{config.url.rstrip('/')}/chat/completions", json=_body(config, number)) as reply:
-            if reply.status_code != 200:
-                await reply.aread()
-                timing.error = f"status {reply.status_code}"
-            else:
-                async for line in reply.aiter_lines():
-                    _read(line, timing)
+        try:
+            await _ask(client, config, number, timing)
+        except httpx2.RemoteProtocolError:
+            if timing.has_reply:
+                raise
+            await _ask(client, config, number, timing)  # the server closed an idle connection
     except httpx2.HTTPError as error:
         timing.error = type(error).__name__
     timing.ended = time.perf_counter()
     return timing
+
+
+async def _ask(client: httpx2.AsyncClient, config: LoadConfig, number: int, timing: ChatTiming) -> None:
+    async with client.stream("POST", f"{config.url.rstrip('/')}/chat/completions", json=_body(config, number)) as reply:
+        timing.has_reply = True
+        if reply.status_code != 200:
+            await reply.aread()
+            timing.error = f"status {reply.status_code}"
+            return
+        async for line in reply.aiter_lines():
+            _read(line, timing)
 
 
 def _read(line: str, timing: ChatTiming) -> None:
