@@ -21,6 +21,7 @@ from openafm.data.synthetic.messages import draw_message, draw_other_message
 
 _TRIES = 20
 _SMALLEST, _LARGEST = 18, 44
+_SMALLEST_DISPLAY = 28  # a hyphen of a display font has a hairline, which is nearly invisible below this size
 _FEWEST_CHARACTERS = 4
 
 
@@ -39,6 +40,8 @@ class LineGenerator(Generator):
             if not fonts:
                 continue  # an emoji
             font, size, palette = rng.choice(fonts), rng.randint(_SMALLEST, _LARGEST), draw_palette(rng)
+            if font.family.endswith("Display"):
+                size = max(size, _SMALLEST_DISPLAY)
             canvas = Canvas(self._config.width, size * 2 + 20, palette.paper)
             line = canvas.wrap(text, font, size, self._config.width - 60)[0]
             if len(line) < _FEWEST_CHARACTERS:
