@@ -215,6 +215,12 @@ def test_one_device_has_no_collectives_and_computes_the_model_s_operations() -> 
     assert plan.step_seconds == plan.flops_per_step / chip.flops["float32"]
 
 
+def test_a_single_device_has_one_layout() -> None:
+    chip, workload = CHIPS["cpu-core"], Workload(row_tokens=64)
+    plan = make_plan(named_size("on_device.nano"), num_devices=1, chip=chip, workload=workload, axes=Axes())
+    assert plan.why == "the only possible layout"
+
+
 def test_the_allocator_s_allowance_is_counted_separately() -> None:
     def memory(share: float) -> Memory:
         chip = replace(CHIPS["cpu-core"], allocator_share=share)

@@ -189,6 +189,8 @@ def _gib(size: float) -> str:
 
 
 def _why(best: Plan, fitting: list[Plan], num_layouts: int) -> str:
+    if num_layouts == 1:
+        return "the only possible layout"
     smallest = min(fitting, key=lambda plan: (_inner(plan.shape), plan.step_seconds))
     words = f"the shortest step of {len(fitting)} layouts that fit, of {num_layouts} possible ones"
     if _inner(smallest.shape) < _inner(best.shape):
