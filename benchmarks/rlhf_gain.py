@@ -1,13 +1,14 @@
 """Reinforcement learning against the fine-tuned bundle that it starts from: held-out exact match, wins and losses.
 
-The recipe `on_device.rlhf` trains the policy from `--from`, by default the shipped model in fp32, on English word problems
-with a calculator, for each seed. Both bundles then answer held-out prompts, whose frames and words are in no training
-prompt, at temperature 0.01. `sft` and `rlhf` are shares of answers that hold the right result; `win` and `loss` are shares
-of prompts that only the trained policy, or only the start, solves. The interval of `rlhf` minus `sft` is a 95 % bootstrap
-over prompts, each with the mean over seeds. `..._trained_frames` are new prompts with the frames and words of training, and
-their interval; `..._event` and `..._form` are rewards on tasks that the run did not train.
+The recipe `on_device.rlhf` trains the policy from `--from`, by default the shipped model in fp32, on `--task` for each seed:
+`copy_edit`, to copy up to three names as they are or in reverse, or `arithmetic`, word problems with a calculator. Both
+bundles then answer new prompts at temperature 0.01: those of `copy_edit` equal no training prompt, though names recur; the
+frames and words of word problems are in no training prompt. `sft` and `rlhf` are shares of answers that earn the whole
+reward; `win` and `loss` are shares of prompts on which the trained policy earns more, or less. The interval of `rlhf` minus
+`sft` is a 95 % bootstrap over prompts, each with the mean over seeds.
 
-    python benchmarks/rlhf_gain.py [--from BUNDLE] [--steps N] [--seeds N] [--prompts N] [--work FOLDER] [--quick] [--json]
+    python benchmarks/rlhf_gain.py [--task copy_edit|arithmetic] [--from BUNDLE] [--steps N] [--seeds N] [--prompts N]
+        [--work FOLDER] [--quick] [--json]
 
 A full run writes docs/benchmarks/rlhf_gain.json; with `--work` the same command continues a run that was stopped. `--quick`
 trains a bundle of random weights for two steps and claims nothing.
@@ -25,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
-from typing import Literal
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -40,55 +40,58 @@ from openafm.recipes.reinforcement import prepare_rl_run, run_rl_recipe
 from openafm.rl.config import RLConfig, replay_data
 from openafm.rl.decoding import GroupDecoder, GroupRequest
 from openafm.rl.environments.corpus import CorpusPromptsConfig
+from openafm.rl.environments.texts import CopyEditConfig
+from openafm.rl.prompt_sources import PromptSource, PromptSourceConfig
 from openafm.runtime.engines.selection import open_engine
 from openafm.training.budgets import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rlhf_gain.json"
-TASK = "arithmetic"
 SAMPLES, GROUP_SIZE = 32, 4  # of a step
+PROMPTS_PER_STEP = SAMPLES // GROUP_SIZE
 NEARLY_GREEDY = 0.01
 HELD_OUT_SEED = 1000
+LEVELS = 2  # of copy_edit
 
 
-Split = Literal["train", "held_out"]
-Rewards = dict[str, list[float]]
-"""Rewards of answers by set."""
-SETS: dict[str, tuple[str, Split]] = {
-    "held_out": (TASK, "held_out"),
-    "trained_frames": (TASK, "train"),
-    "event": ("event", "held_out"),
-    "form": ("form", "held_out"),
-}
-"""Tasks and splits of the sets; no prompt of them is trained."""
+def training_prompts(task: str, seed: int) -> PromptSourceConfig:
+    if task == "copy_edit":
+        return CopyEditConfig(seed=1 + seed, levels=LEVELS, prompts_per_level=8 * PROMPTS_PER_STEP)
+    return CorpusPromptsConfig(corpus=SyntheticConfig(seed=1 + seed, tasks={task: 1.0}, languages={"en": 1.0}))
 
 
-def prompts_config(task: str, seed: int, split: Split) -> CorpusPromptsConfig:
-    return CorpusPromptsConfig(corpus=SyntheticConfig(seed=seed, split=split, tasks={task: 1.0}, languages={"en": 1.0}))
+def new_prompts(options: argparse.Namespace) -> tuple[PromptSource, list[int]]:
+    """Return a source, and the numbers of its prompts that equal no training prompt."""
+    trained = {
+        source.prompt(number).digest
+        for source in (training_prompts(options.task, seed).build() for seed in range(options.seeds))
+        for number in range(options.steps * PROMPTS_PER_STEP)
+    }
+    if options.task == "copy_edit":
+        source = CopyEditConfig(seed=HELD_OUT_SEED, levels=LEVELS, prompts_per_level=1).build()
+    else:
+        corpus = SyntheticConfig(seed=HELD_OUT_SEED, split="held_out", tasks={options.task: 1.0}, languages={"en": 1.0})
+        source = CorpusPromptsConfig(corpus=corpus).build()
+    return source, [number for number in range(options.prompts) if source.prompt(number).digest not in trained]
 
 
-def grade(bundle: Bundle, config: RLConfig, num_prompts: int) -> Rewards:
-    """Return the rewards of a bundle's answers to new prompts, `num_prompts` of each set."""
-    engine = open_engine(bundle, num_threads=1, full_precision="native")
+def grade(bundle: Bundle, config: RLConfig, options: argparse.Namespace) -> list[float]:
+    """Return the rewards of a bundle's answers to new prompts."""
     decoder = GroupDecoder(
-        engine,
+        open_engine(bundle, num_threads=1, full_precision="native"),
         bundle.tokenizer,
         bundle.template,
         temperature=NEARLY_GREEDY,
-        max_tokens=MAX_TOKENS,
+        max_tokens=config.max_tokens,
         max_turns=config.max_turns,
     )
-    return {name: graded(*each, decoder, config, num_prompts) for name, each in SETS.items()}
-
-
-def graded(task: str, split: Split, decoder: GroupDecoder, config: RLConfig, num_prompts: int) -> list[float]:
-    source, reward = prompts_config(task, HELD_OUT_SEED, split).build(), config.reward.build()
+    source, numbers = new_prompts(options)
     requests = []
-    for number in range(num_prompts):
+    for number in numbers:
         prompt = source.prompt(number)
         requests.append(
             GroupRequest(number=number, prompt=prompt, environments=[source.environment(prompt)], seeds=[number])
         )
-    found = dict.fromkeys(range(num_prompts), 0.0)
+    reward, found = config.reward.build(), dict.fromkeys(numbers, 0.0)
     for group in decoder.decode(requests, max_rows=config.max_rows):
         scores = reward([each.sample for each in group.samples])
         found[group.request.number] = scores[0].reward if scores else 0.0
@@ -97,13 +100,11 @@ def graded(task: str, split: Split, decoder: GroupDecoder, config: RLConfig, num
 
 def configured(start: str, seed: int, options: argparse.Namespace) -> RLConfig:
     changes = {"trainer.seed": str(seed), "trainer.optimizer.learning_rate": str(options.learning_rate)}
-    changes |= {"group_size": str(GROUP_SIZE)}
+    changes |= {"group_size": str(GROUP_SIZE), "max_tokens": "24" if options.task == "copy_edit" else str(MAX_TOKENS)}
     config = prepare_rl_run("on_device.rlhf", "nano", start=start, changes=changes)
-    data = replay_data(8 if options.quick else SAMPLES, row_tokens=512)
+    data = replay_data(SAMPLES, row_tokens=512)
     trainer = replace(config.trainer, budget=StepBudget(num_steps=options.steps), data=data)
-    if options.quick:
-        config = replace(config, groups_per_task=1, max_tokens=16)
-    return replace(config, prompts=prompts_config(TASK, 1 + seed, "train"), trainer=trainer)
+    return replace(config, prompts=training_prompts(options.task, seed), trainer=trainer, groups_per_task=PROMPTS_PER_STEP)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
@@ -113,31 +114,32 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return means[49], means[1949]
 
 
-def summary(before: Rewards, runs: Sequence[Rewards]) -> dict[str, float]:
-    """Return the figures of `runs`, one for each seed, against those of the start."""
-    pairs = [pair for run in runs for pair in zip(before["held_out"], run["held_out"], strict=True)]
+def summary(before: Sequence[float], runs: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Return the figures of the rewards of `runs`, one for each seed, against those of the start."""
+    pairs = [pair for run in runs for pair in zip(before, run, strict=True)]
+    exact = [statistics.fmean(reward == 1.0 for reward in rewards) for rewards in zip(*runs, strict=True)]
+    low, high = interval([after - (first == 1.0) for first, after in zip(before, exact, strict=True)])
     figures = {
+        "sft": statistics.fmean(reward == 1.0 for reward in before),
+        "rlhf": statistics.fmean(exact),
         "win": statistics.fmean(new > old for old, new in pairs),
         "loss": statistics.fmean(new < old for old, new in pairs),
+        "difference_low": low,
+        "difference_high": high,
     }
-    for name, first in before.items():
-        suffix = "" if name == "held_out" else f"_{name}"
-        after = [statistics.fmean(each) for each in zip(*(run[name] for run in runs), strict=True)]
-        low, high = interval([new - old for old, new in zip(first, after, strict=True)])
-        figures |= {f"sft{suffix}": statistics.fmean(first), f"rlhf{suffix}": statistics.fmean(after)}
-        figures |= {f"difference_low{suffix}": low, f"difference_high{suffix}": high}
     for seed, run in enumerate(runs):
-        figures[f"rlhf_seed_{seed}"] = statistics.fmean(run["held_out"])
+        figures[f"rlhf_seed_{seed}"] = statistics.fmean(reward == 1.0 for reward in run)
     return {name: round(value, 4) for name, value in figures.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--from", dest="start")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--task", choices=("copy_edit", "arithmetic"), default="copy_edit")
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--learning-rate", type=float, default=1.5e-4)
+    parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--generators", type=int, default=0)
     parser.add_argument("--work", type=Path, help="keeps runs and bundles")
     parser.add_argument("--quick", action="store_true")
@@ -150,12 +152,12 @@ def main() -> int:
         work = (options.work or Path(temporary)).resolve()
         os.environ["OPENAFM_HOME"] = str(work / "home")
         start = options.start or str(start_policy(work / "policy", quick=options.quick))
-        before = grade(open_bundle(start), configured(start, 0, options), options.prompts)
-        runs, began = list[Rewards](), process_time()
+        before = grade(open_bundle(start), configured(start, 0, options), options)
+        runs, began = list[list[float]](), process_time()
         for seed in range(options.seeds):
             config = configured(start, seed, options)
             run_rl_recipe(config, work / f"run-{seed}", f"policy-{seed}", num_generators=options.generators)
-            runs.append(grade(open_bundle(f"policy-{seed}"), config, options.prompts))
+            runs.append(grade(open_bundle(f"policy-{seed}"), config, options))
             print(summary(before, runs), file=sys.stderr)
         seconds = round(process_time() - began)
     figures = summary(before, runs)
