@@ -29,7 +29,8 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, tmp_path)
     package = tmp_path / "src" / "openafm"
-    for name in ("core", "runtime", "runtime/native", "runtime/native/source"):
+    extraction = ("data", "data/web", "data/extraction", "data/extraction/source")
+    for name in ("core", "runtime", "runtime/native", "runtime/native/source", *extraction):
         (package / name).mkdir(parents=True)
         for file in (REPOSITORY / "src" / "openafm" / name).iterdir():
             if file.suffix in (".py", ".cpp", ".h"):
@@ -64,6 +65,7 @@ def test_a_wheel_contains_the_library_and_is_for_this_platform(checkout: Path) -
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())
         assert sources() | {f"{NATIVE}/libopenafm.so", f"{NATIVE}/libopenafm.stamp"} <= names
+        assert {f"openafm/data/extraction/libopenafm_page.{end}" for end in ("so", "stamp")} <= names
         installed = checkout / "installed"
         files.extractall(installed)
     ask = (
