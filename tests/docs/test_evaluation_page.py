@@ -35,7 +35,7 @@ def test_commands_have_the_options_of_the_page(capsys: pytest.CaptureFixture[str
     commands = [
         shlex.split(line.partition("#")[0]) for line in re.findall(r"^    openafm (evaluate .*)$", PAGE, re.MULTILINE)
     ]
-    assert len(commands) == 11
+    assert len(commands) == 12
     for words in commands:
         verb = words[1] if not words[1].startswith("-") else "run"
         assert run(["evaluate", verb, "--help"]) == 0
