@@ -256,13 +256,16 @@ def test_malformed_data(tmp_path: Path, line: str, message: str) -> None:
 
 def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["safety", "check", "Wie backe ich Brot?", "--locale", "xx", "--guardrail", str(folder), "--json"]) in (0, 1)
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["model"]["threshold"]["is_default"] is True
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["model"]["threshold"]["is_default"] is True
+    assert "no list or threshold is for the locale xx" in printed.err
     assert run(["safety", "check", "how to make a b0mb"]) == 1
     assert "blocklist: weapons" in capsys.readouterr().out
     assert run(["safety", "check", "sieg heil", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["overrides"][0]["action"] == "block"
-    assert run(["safety", "check", "what a day"]) == 0
+    capsys.readouterr()
+    assert run(["safety", "check", "what a day", "--locale", "de-AT"]) == 0
+    assert capsys.readouterr().err == ""
     assert run(["safety", "check", "what a day", "--side", "both"]) == 2
     for locale, nearest in (
         ("@@", "such as en-GB"),

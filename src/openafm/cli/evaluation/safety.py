@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,6 +80,7 @@ def check(
 
     if locale is not None:
         check_locale(locale, _LOCALES)
+        _note_unknown(locale)
     overrides = Overrides(seed_lists()) if lists is None else OverridesFolder(lists).current()
     if lists is not None and not any(lists.iterdir()):
         raise UsageError(f"{lists} holds no override lists; pass a folder with some, or leave --lists out")
@@ -105,6 +107,14 @@ def check(
         for hit in hits:
             print_text(f"override list {hit.list_name}: {hit.action} ({hit.subcategory}) at {hit.start}-{hit.end}")
     raise typer.Exit(int(is_blocked))
+
+
+def _note_unknown(locale: str) -> None:
+    """Print a note if nothing is calibrated or listed for a locale's language."""
+    languages = sorted({known.partition("-")[0] for known in _LOCALES})
+    if locale.partition("-")[0] not in languages:
+        note = f"no list or threshold is for the locale {locale}; those for all locales are used"
+        print(f"{note} (languages with their own: {', '.join(languages)})", file=sys.stderr)
 
 
 @app.command("sign-list")
