@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from openafm.adapters.lora import installed
 from openafm.bundle import Bundle, open_bundle, write_bundle
-from openafm.bundle.decoder import load_decoder
 from openafm.bundle.store import find_bundle
-from openafm.compression.low_bit import LowBitLinear
 from openafm.models.attention_config import AttentionConfig, OwnKeysValuesConfig, RotaryConfig
 from openafm.models.config import DecoderConfig, LayerConfig
 from openafm.models.feed_forward_config import DenseFeedForwardConfig
+from openafm.recipes.compression.decode import decoded_tensors
 from openafm.rl.rewards.base import Reward, RewardConfig
 from openafm.rl.trajectories import Sample, Score
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -52,16 +50,8 @@ def write_policy(path: Path, *, dim: int, num_layers: int, seed: int = 0) -> Bun
 def write_shipped_policy(path: Path) -> Bundle:
     """Write the shipped model in fp32: its 2-bit weights with the recovery adapter added, which lies on no grid."""
     shipped = open_bundle(find_bundle("nano"))
-    decoder = load_decoder(shipped, adapter=shipped.recovery_adapter)
-    lora = installed(decoder)
-    tensors = {name: each for name, each in decoder.state_dict().items() if not name.endswith((".levels", ".scale"))}
-    for name, module in decoder.named_modules():
-        if isinstance(module, LowBitLinear):
-            tensors[f"{name}.weight"] = module.levels * (module.scale[:, None] if module.scale.ndim else module.scale)
-            if name in lora:
-                tensors[f"{name}.weight"] += lora[name].scale * lora[name].b.detach() @ lora[name].a.detach()
-    arrays = {name: each.float().contiguous().numpy() for name, each in tensors.items() if ".lora." not in name}
-    return write_bundle(path, config=shipped.config, tokenizer=shipped.tokenizer, template=shipped.template, tensors=arrays)
+    tensors = decoded_tensors(shipped)
+    return write_bundle(path, config=shipped.config, tokenizer=shipped.tokenizer, template=shipped.template, tensors=tensors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,7 +110,7 @@ def prepare_rl_run(
     if bundle.numerics.is_compressed:
         raise UncompressibleModelError(
             f"{bundle.name} is compressed ({bundle.numerics.weights}), its weights cannot be trained; start from the bundle"
-            " that it was made from"
+            f" that it was made from, or decode it: openafm compress decode {bundle.name}"
         )
     row_tokens = min(config.trainer.data.row_tokens, bundle.config.context_length)
     trainer = replace(
