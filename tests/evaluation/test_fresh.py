@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,10 @@ def test_samples_are_the_best_and_the_worst_answer_of_each_set() -> None:
     assert worst.answer == "{}"
     assert json.loads(worst.expected)["title"]
     assert None not in json.loads(best.expected).values()
+
+
+def test_the_right_tool_with_wrong_arguments_is_no_right_sample() -> None:
+    case = next(each for each in tool_cases() if each.expected)
+    natural = replace(case, figure="natural_tool", expected=[[case.expected[0][0], {"city": "Rome"}]])
+    best, _ = fresh_samples([natural], ["natural_tool"], lambda each: [[each.expected[0][0], {"city": "Oslo"}]])
+    assert best.grade == 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -20,9 +20,6 @@ from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOpt
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.core.errors import OpenAFMError, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT_COMMAND = "run"
 

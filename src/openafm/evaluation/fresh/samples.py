@@ -41,12 +41,13 @@ def fresh_samples(cases: Sequence[Case], figures: Sequence[str], answer: Answer)
 
 
 def _sample(case: Case, answer: Any) -> FreshSample:
+    grades = grade_answer(case, answer)
     return FreshSample(
         figure=case.figure,
         prompt=case.prompt,
         answer=_text(answer),
         expected=_text(_accepted(case.expected)),
-        grade=grade_answer(case, answer)[case.figure],
+        grade=min(grades[case.figure], grades.get("natural_slots", 1.0)),  # the right tool alone is not a right answer
     )
 
 
