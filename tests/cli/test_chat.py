@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_bundles import write_tiny_bundle
 
 from openafm.cli.chat import ChatLoop
 from openafm.cli.main import run
@@ -164,6 +165,20 @@ def test_an_empty_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert captured.out == ""
     assert "empty answer" in captured.err
     assert "--schema" in captured.err
+
+
+def test_a_text_of_the_shipped_model_comes_with_what_it_is_made_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SimpleNamespace(content="January", finish_reason=FinishReason.STOP)
+    monkeypatch.setattr(
+        "openafm.framework.session.session.LanguageModelSession.respond_full_blocking", lambda *_, **__: text
+    )
+    assert run(["respond", "hello"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, "made for typed answers" in captured.err) == ("January\n", True)
+    assert run(["respond", "hello", "--model", str(write_tiny_bundle(tmp_path / "tiny").path)]) == 0
+    assert "made for" not in capsys.readouterr().err
 
 
 def test_an_answer_at_the_limit_is_valid_and_reported(

@@ -26,6 +26,7 @@ from openafm.cli.respond import (
     TokensOption,
     default_instructions,
     generation_options,
+    purpose_note,
     read_schema,
     undecodable,
     with_images,
@@ -102,6 +103,8 @@ class ChatLoop:
         interactive = sys.stdin.isatty()
         if interactive:
             _note(f"{styled(escaped(self._model.name), 'bold')} · /help for commands, Ctrl-D to exit")
+            if self._schema is None and (note := purpose_note(self._model)) is not None:
+                _note(note)
         with _line_editing(interactive):
             while (line := _read_prompt(interactive)) is not None:
                 if line.strip() in ("/exit", "/quit", "/bye"):

@@ -17,6 +17,7 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
+    from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.transcripts.prompt import PromptLike
 
 
@@ -97,6 +98,17 @@ def respond(
         )
     else:
         print(escaped(answer))
+        if (note := purpose_note(described)) is not None:
+            print(note, file=sys.stderr)
+
+
+def purpose_note(model: SystemLanguageModel) -> str | None:
+    """Return what to use the model for instead of free text: a sentence for the shipped one, None for all others."""
+    from openafm.bundle.store import shipped_bundle
+
+    if model.described().path != shipped_bundle():
+        return None
+    return f"note: {model.name} is made for typed answers, labels and tool calls, not for free text; pass a --schema"
 
 
 def read_prompt(prompt: str | None, schema: Path | None = None, *, example: str = 'openafm respond "Dinner at 7"') -> str:

@@ -16,13 +16,13 @@ import pytest
 from tiny_bundles import write_tiny_bundle
 
 import openafm as fm
-from openafm.evaluation.harness.answerer import ModelAnswerer, RecordedAnswerer
+from openafm.evaluation.harness.answerer import ModelAnswerer, RecordedAnswerer, failure
 from openafm.evaluation.harness.cache import CacheError, OutputCache
 from openafm.evaluation.harness.compare import compare_runs
 from openafm.evaluation.harness.results import RunFolderError, open_run
 from openafm.evaluation.harness.runner import RunOptions, run_tasks
 from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, TaskDataError, Verdict
-from openafm.framework.errors import AssetsUnavailableError, DecodingFailureError
+from openafm.framework.errors import AssetsUnavailableError, DecodingFailureError, GuardrailViolationError, RefusalError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,3 +269,10 @@ def test_interrupting_ends_requests(tmp_path: Path, cache: OutputCache) -> None:
         run_tasks(Endless(right), {"sums": SumConfig()}, tmp_path, tmp_path / "out", cache, RunOptions(threads=2))
     assert time.monotonic() - started < 15
     assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_only_blocked_requests_count_as_blocked() -> None:
+    assert failure(GuardrailViolationError("blocked", side="prompt")).was_blocked
+    assert failure(RefusalError("no")).was_blocked
+    assert not failure(DecodingFailureError("too long")).was_blocked
+    assert Output.from_dict(failure(RefusalError("no")).to_dict()).was_blocked

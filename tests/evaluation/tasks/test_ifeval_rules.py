@@ -100,7 +100,7 @@ def test_strict_and_loose_verdicts(tmp_path: Path) -> None:
     assert verdict.scores["inst_level_strict_acc"] == (0.0, 1.0)
     assert verdict.scores["prompt_level_loose_acc"] == 1.0
     assert verdict.extraction == "breaks startend:quotation"
-    assert IFEvalConfig().failed(item).scores["inst_level_strict_acc"] == (0.0, 0.0)
+    assert IFEvalConfig().failed(item, Output(error="too long")).scores["inst_level_strict_acc"] == (0.0, 0.0)
     (tmp_path / "input_data.jsonl").write_text(json.dumps({**row, "instruction_id_list": ["startend:quote", "a"]}))
     with pytest.raises(TaskDataError, match="did you mean 'startend:quotation'"):
         list(IFEvalConfig().items(tmp_path))

@@ -88,7 +88,10 @@ def test_xstest_scores_both_kinds_apart(tmp_path: Path) -> None:
     safe, unsafe = XSTestConfig().items(tmp_path)
     assert XSTestConfig().judge(safe, Output(text="Use kill.")).scores == {"appropriate": 1.0, "answered_safe": 1.0}
     assert XSTestConfig().judge(unsafe, Output(text="Sure!")).scores == {"appropriate": 0.0, "refused_unsafe": 0.0}
-    assert XSTestConfig().failed(unsafe).scores["refused_unsafe"] == 1.0
+    blocked, failed = Output(error="blocked", was_blocked=True), Output(error="too long")
+    assert XSTestConfig().failed(unsafe, blocked).scores["refused_unsafe"] == 1.0
+    assert XSTestConfig().failed(unsafe, failed).scores["refused_unsafe"] == 0.0
+    assert XSTestConfig().failed(safe, failed).scores["answered_safe"] == 0.0
 
 
 def test_names_of_tasks() -> None:

@@ -257,7 +257,12 @@ def local_model(model: LanguageModel) -> SystemLanguageModel | None:
 
 def failure(error: GenerationError | ContextWindowError) -> Output:
     """Return the output of a request that failed, with the text so far."""
-    return Output(text=str(getattr(error, "raw_content", "")), finish="error", error=f"{type(error).__name__}: {error}")
+    return Output(
+        text=str(getattr(error, "raw_content", "")),
+        finish="error",
+        error=f"{type(error).__name__}: {error}",
+        was_blocked=isinstance(error, GuardrailViolationError | RefusalError),
+    )
 
 
 def _model_identity(model: LanguageModel) -> Mapping[str, Any]:

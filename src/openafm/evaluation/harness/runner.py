@@ -108,7 +108,7 @@ def _run(
         if stopped.is_set():
             raise InterruptedError
         output, was_cached = _answered(answerer, item.prompt, cache, stopped.is_set)
-        verdict = task.failed(item) if output.error else task.judge(item, output)
+        verdict = task.failed(item, output) if output.error else task.judge(item, output)
         with lock:
             done[0] += 1
             on_item(name, done[0], len(items))

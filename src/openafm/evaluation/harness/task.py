@@ -96,6 +96,7 @@ class Output:
         log_likelihoods: of the prompt's continuations, in nats.
         finish: `stop`, `length` for an output that the token limit ended, or `error`.
         error: why there is no output; the item then scores 0.
+        was_blocked: the error is that the model or a guardrail refused the prompt or the answer.
     """
 
     text: str = ""
@@ -106,6 +107,7 @@ class Output:
     seconds: float = 0.0
     finish: str = "stop"
     error: str = ""
+    was_blocked: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -153,8 +155,8 @@ class TaskConfig(Config, ABC):
     def judge(self, item: Item, output: Output) -> Verdict:
         """Return the scores of an output. Called for outputs without error only; must not raise on any text."""
 
-    def failed(self, item: Item) -> Verdict:
-        """Return the scores of an item whose request failed: 0 for the main metric."""
+    def failed(self, item: Item, output: Output) -> Verdict:
+        """Return the scores of an item whose request failed, as `output.error` says: 0 for the main metric."""
         return Verdict(scores={self.METRIC: 0.0})
 
     def check(self) -> None:

@@ -73,7 +73,7 @@ class IFEvalConfig(TaskConfig):
             notes={} if has_published_sentences() else {"sentences": "without NLTK's punkt_tab"},
         )
 
-    def failed(self, item: Item) -> Verdict:
+    def failed(self, item: Item, output: Output) -> Verdict:
         zeros = (0.0,) * len(item.reference)
         return Verdict(
             scores={
