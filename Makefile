@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run reproduce test test-all test-apple-sdk sanitize fuzz check format golden bench nano clean
+.PHONY: run reproduce test test-all test-apple-sdk sanitize fuzz check format golden bench figures nano clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run
@@ -80,7 +80,12 @@ golden: .venv/installed-test
 	OPENAFM_UPDATE_GOLDEN=1 $(BIN)/pytest tests/recipes/test_golden.py tests/tokenizer
 
 bench: .venv/installed-test
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick --json || [ $$? -eq 3 ] || exit 1; done
+	for script in $(filter-out benchmarks/figures.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script --quick --json || [ $$? -eq 3 ] || exit 1; done
+
+# The full form of every benchmark, one after the other: about a day of a quiet machine. Repeat it to continue.
+# ARGUMENTS is a TOML file for those that need data or a peer; see `benchmarks/figures.py --help`.
+figures: .venv/installed-test
+	$(BIN)/python benchmarks/figures.py $(if $(ARGUMENTS),--arguments "$(ARGUMENTS)")
 
 # A day on one core: trains, scores and bundles the shipped model from scratch. Resumes after a kill. NATURAL is a folder of
 # requests that people wrote.
