@@ -30,8 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TEST_SECONDS = 240
 # Source files (globs below src/openafm) and the tests that guard them.
 GUARDS = {
-    "models/*.py": "tests/models/test_*.py",
+    "models/**/*.py": "tests/models/**/test_*.py",
     "data/*.py": "tests/data/test_*.py",
+    "data/loading/*.py": "tests/data/loading/test_*.py",
+    "data/shards/*.py": "tests/data/shards/test_*.py",
     "runtime/decoding/*.py": "tests/runtime/decoding/test_*.py",
     "training/*.py": "tests/training/test_*.py",
     "training/objectives/*.py": "tests/training/objectives/test_*.py",

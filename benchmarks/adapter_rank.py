@@ -34,15 +34,15 @@ from openafm.adapters.lora import adapter_weights
 from openafm.bundle import Bundle, RecoveryAdapter, bundle_place, open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.core.progress import progress
-from openafm.data.batch import Batch
 from openafm.data.documents import ChatDocument, texts_of
+from openafm.data.loading.batch import Batch
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import compression_config, corpus_batches
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import CopiesCorpusConfig, SyntheticCorpusConfig, pack_corpus
 from openafm.recipes.prepare import prepare_run
+from openafm.recipes.sources.corpora import CopiesCorpusConfig, SyntheticCorpusConfig, pack_corpus
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget

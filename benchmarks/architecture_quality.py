@@ -42,7 +42,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
-from openafm.data.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.pack import PackConfig, pack_path, pack_synthetic
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.accounting import active_parameters, kv_bytes, kv_bytes_per_token, num_parameters, training_flops
@@ -56,7 +56,7 @@ from openafm.models.config import (
     RotaryConfig,
     TracksConfig,
 )
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

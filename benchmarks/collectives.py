@@ -32,11 +32,11 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel, parallelize_module
 
-from openafm.models.attention import KeysValues
-from openafm.models.attention_context import WholeRows
+from openafm.models.attention.context import WholeRows
+from openafm.models.attention.grouped_query import KeysValues
 from openafm.models.decoder import Decoder
+from openafm.models.parallel.track_parallel import share_tracks
 from openafm.models.sizes import parallel_track_decoder
-from openafm.models.track_parallel import share_tracks
 
 NUM_PROCESSES, SEED = 2, 0
 DIM, NUM_HEADS, HEAD_DIM, HIDDEN_DIM = 64, 4, 16, 128

@@ -33,10 +33,10 @@ from typing import Any
 import numpy as np
 from shared.reporting import hand_in
 
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
 from openafm.models.config import DecoderConfig
-from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
+from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, TrainerConfig

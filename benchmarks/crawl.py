@@ -35,10 +35,10 @@ from shared.reporting import hand_in
 
 from openafm.data.sites import SiteConfig, generate_site
 from openafm.data.sites.server import SiteServer, serve
-from openafm.data.web.crawler import FRONTIER
+from openafm.data.web.crawl.crawler import FRONTIER
 from openafm.data.web.documents import Page
-from openafm.data.web.frontier import Frontier
-from openafm.data.web.robots import Robots
+from openafm.data.web.frontier.frontier import Frontier
+from openafm.data.web.permissions.robots import Robots
 from openafm.data.web.warc import warc_files
 from openafm.data.web.warc_reader import read_pages
 

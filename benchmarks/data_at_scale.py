@@ -39,12 +39,12 @@ from shared.reporting import hand_in
 
 from openafm.core.config import from_dict, to_dict
 from openafm.core.files import write_json
-from openafm.data import row_index
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.row_index import GroupRecord, RowsKey, pack_group, shard_groups
-from openafm.data.shard_manifest import MANIFEST, FileRecord, Manifest, ShardRecord
-from openafm.data.shard_writer import write_shards
-from openafm.data.shards import open_shards
+from openafm.data.loading import row_index
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.row_index import GroupRecord, RowsKey, pack_group, shard_groups
+from openafm.data.shards.manifest import MANIFEST, FileRecord, Manifest, ShardRecord
+from openafm.data.shards.token_shards import open_shards
+from openafm.data.shards.writer import write_shards
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "data_at_scale.json"
 NUM_DOCUMENTS = 1_000_000_000

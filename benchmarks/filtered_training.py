@@ -31,10 +31,10 @@ from openafm.core.executors import LocalConfig
 from openafm.data.pipeline.runner import run_pipeline
 from openafm.data.sites import Site, SiteConfig
 from openafm.data.web.documents import Page
-from openafm.data.web.opt_out import join_headers
+from openafm.data.web.permissions.opt_out import join_headers
 from openafm.data.web.warc import Capture, capture_bytes
 from openafm.data.web.warc_reader import read_pages
-from openafm.recipes.web import recipe
+from openafm.recipes.pipelines.web import recipe
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "filtered_training.json"
 LANGUAGES = ("en", "de", "fr", "es")

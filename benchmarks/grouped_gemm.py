@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from shared.reporting import hand_in
 from torch import Tensor
 
-from openafm.models.experts import Experts
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts import Experts
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 
 NUM_EXPERTS, NUM_CHOSEN, DIM, HIDDEN_DIM = 16, 2, 256, 512
 HEADLINE_TOKENS = 2048

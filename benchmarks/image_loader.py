@@ -38,14 +38,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import hand_in
 
 from openafm.core.executors import num_cores
-from openafm.data.batch import Batch
 from openafm.data.images.decoding import pixels, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, StoredImage
 from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
 from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
 from openafm.data.images.shards import ShardItem, finish_corpus, write_image_shard
-from openafm.data.loader import Loader, LoaderConfig, SourceConfig
-from openafm.data.shards import open_shards
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.shards.token_shards import open_shards
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 

@@ -31,9 +31,9 @@ from shared.reporting import hand_in
 from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
 from openafm.data.pairs.runner import run_pairs
 from openafm.data.web.documents import Page
-from openafm.data.web.opt_out import training_opt_out
+from openafm.data.web.permissions.opt_out import training_opt_out
 from openafm.data.web.warc import Capture, capture_bytes
-from openafm.recipes.images import recipe
+from openafm.recipes.pipelines.images import recipe
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "image_pipeline.json"
 PEER = Path(__file__).parent / "imagepipeline" / "peer_loop.py"

@@ -19,9 +19,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from openafm.data.copies import pack_copies
-from openafm.data.loader import SourceConfig
+from openafm.data.loading.loader import SourceConfig
 from openafm.recipes.catalog import build_run
-from openafm.recipes.corpora import CopiesCorpusConfig
+from openafm.recipes.sources.corpora import CopiesCorpusConfig
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.training.budgets import StepBudget
 from openafm.training.config import PlainStart, StartConfig, TrainerConfig

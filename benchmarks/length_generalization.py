@@ -36,11 +36,11 @@ import torch
 from openafm.core.files import write_json
 from openafm.data.copies import CopiesConfig, pack_copies
 from openafm.data.documents import ChatDocument, texts_of
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.needles import NeedlesConfig, pack_needles
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.accounting import num_parameters
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention.context import PackedDocuments
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,

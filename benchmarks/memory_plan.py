@@ -38,8 +38,8 @@ os.environ["LRU_CACHE_CAPACITY"] = os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
 import numpy as np
 from shared.reporting import hand_in
 
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import (

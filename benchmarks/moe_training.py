@@ -37,11 +37,11 @@ import torch
 import transformers
 from shared.reporting import hand_in
 
-from openafm.data.loader import Loader, LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
+from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
 from openafm.models.accounting import active_parameters, num_parameters, training_flops
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, LayerConfig, OwnKeysValuesConfig
-from openafm.models.experts_config import ALIGNMENT, ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts_config import ALIGNMENT, ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig

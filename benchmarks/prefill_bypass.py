@@ -27,7 +27,7 @@ from shared.reporting import hand_in
 from torch import Tensor
 
 from openafm.models.accounting import num_parameters, training_flops
-from openafm.models.attention_context import AttentionContext
+from openafm.models.attention.context import AttentionContext
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder, InsertedEmbedding
 from openafm.models.sizes import named_size, shared_kv_decoder

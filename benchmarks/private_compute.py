@@ -30,15 +30,15 @@ import httpx2
 from shared.reporting import hand_in
 
 from openafm.serving.config import ServerConfig
-from openafm.serving.private.chunks import ChunkOpener, ChunkSealer
 from openafm.serving.private.client import PrivateClient
-from openafm.serving.private.encapsulation import CHUNKED, open_request, seal_request
 from openafm.serving.private.errors import PrivateComputeError
-from openafm.serving.private.key_configs import NodeKey
-from openafm.serving.private.merkle import leaf_hash
-from openafm.serving.private.node_folder import open_keys, write_release
-from openafm.serving.private.release_log import ReleaseLog
-from openafm.serving.private.statements import SOFTWARE_ONLY
+from openafm.serving.private.log.merkle import leaf_hash
+from openafm.serving.private.log.release_log import ReleaseLog
+from openafm.serving.private.node.folder import open_keys, write_release
+from openafm.serving.private.node.statements import SOFTWARE_ONLY
+from openafm.serving.private.oblivious_http.chunks import ChunkOpener, ChunkSealer
+from openafm.serving.private.oblivious_http.encapsulation import CHUNKED, open_request, seal_request
+from openafm.serving.private.oblivious_http.key_configs import NodeKey
 from openafm.serving.private.verification import Trust, check_node, decode_proofs, encode_proofs
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "private_compute.json"

@@ -32,11 +32,11 @@ from openafm.bundle.decoder import load_decoder
 from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
 from openafm.data.images.resolution import MODES, Mode
 from openafm.evaluation.exact_answers import exact_answers
-from openafm.models.spans import EmbeddingSpan, ImageKey
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.recipes.config import RunConfig
-from openafm.recipes.drawn_corpus import ImageCorpusConfig
+from openafm.recipes.sources.drawn_corpus import ImageCorpusConfig
 from openafm.recipes.vision.mixtures import RESOLUTIONS
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "resolution_modes.json"

@@ -31,7 +31,7 @@ from shared.reporting import hand_in
 
 from openafm.bundle import Bundle, open_bundle
 from openafm.bundle.hugging_face.exporter import export_hugging_face
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.rl.batches import step_batch
 from openafm.rl.config import replay_data
 from openafm.rl.decoding import GroupDecoder, GroupRequest

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import hand_in
 
-from openafm.data.web.robots import Robots
+from openafm.data.web.permissions.robots import Robots
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "robots.json"
 NO_DATA = 3

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from shared.reporting import hand_in
 
-from openafm.data.batch import Batch
-from openafm.models.spans import Span
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import Span
 from openafm.recipes.catalog import build_run
 from openafm.training.config import BFloat16Config, Float32Config, PrecisionConfig
 from openafm.training.initialization import fresh_state

@@ -36,9 +36,9 @@ from openafm.bundle import Bundle, open_bundle, shipped_bundle
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.evaluation.answers import Answerer, DraftedAnswer, Question, questions
 from openafm.models.accounting import num_parameters
-from openafm.recipes.corpora import CorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.drafting import draft_report, draft_run
 from openafm.recipes.run import run_recipe
+from openafm.recipes.sources.corpora import CorpusConfig, SyntheticCorpusConfig
 from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.selection import open_engine

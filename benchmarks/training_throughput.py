@@ -36,9 +36,9 @@ from shared.reporting import hand_in
 from torch import Tensor
 
 from openafm.bundle.hugging_face.weights import decoder_name
-from openafm.data.batch import Batch
-from openafm.data.loader import Loader, LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,

@@ -44,14 +44,14 @@ import torch
 from openafm.bundle import Bundle, write_bundle
 from openafm.core.files import write_json
 from openafm.data.documents import ChatDocument, texts_of
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.pack import PackConfig, pack_synthetic
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.accounting import num_parameters, training_flops
 from openafm.models.decoder import Decoder
+from openafm.models.initialization.upcycling import upcycle
+from openafm.models.initialization.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.models.sizes import shared_kv_decoder
-from openafm.models.upcycling import upcycle
-from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget

@@ -40,7 +40,7 @@ from openafm.data.pipeline.config import (
 from openafm.data.sites import SiteConfig
 from openafm.data.web.documents import Page
 from openafm.data.web.warc import Capture, capture_bytes
-from openafm.recipes.web import recipe
+from openafm.recipes.pipelines.web import recipe
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "web_pipeline.json"
 PEER = Path(__file__).parent / "webpipeline" / "datatrove_pipeline.py"
@@ -107,7 +107,7 @@ def pipeline() -> PipelineConfig:
     )
 
 
-MODULES = ["openafm.recipes.web", "openafm.data.deduplication", "openafm.data.filtering"]
+MODULES = ["openafm.recipes.pipelines.web", "openafm.data.deduplication", "openafm.data.filtering"]
 
 
 def write_warc(folder: Path, options: argparse.Namespace) -> tuple[Path, int, int]:

@@ -19,7 +19,7 @@ from openafm.compression.post_training.config import (
     RoundToNearestConfig,
 )
 from openafm.compression.post_training.groups import GroupQuantized
-from openafm.models.attention import KeysValues
+from openafm.models.attention.grouped_query import KeysValues
 from openafm.models.decoder import Decoder
 
 GROUPS = ((4, 32), (4, 128), (3, 32), (3, 64), (2, 64))  # bits and group size

@@ -11,9 +11,9 @@ import torch
 
 from openafm.compression.config import QATConfig
 from openafm.core.progress import progress
-from openafm.data.batch import Batch
 from openafm.data.documents import ChatDocument, texts_of
-from openafm.data.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.pack import PackConfig, pack_synthetic
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.config import DecoderConfig

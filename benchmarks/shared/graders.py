@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
-from openafm.models.attention_context import PackedDocuments
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
+from openafm.models.attention.context import PackedDocuments
+from openafm.models.attention.spans import Span
 from openafm.models.reward import RewardModel
 from openafm.models.reward_config import RewardModelConfig
 from openafm.models.sizes import shared_kv_decoder
-from openafm.models.spans import Span
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
 from openafm.training.objectives.preference_config import PreferenceConfig

@@ -16,9 +16,9 @@ import torch
 
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.store import find_bundle
-from openafm.models.attention_config import AttentionConfig, OwnKeysValuesConfig, RotaryConfig
+from openafm.models.attention.config import AttentionConfig, OwnKeysValuesConfig, RotaryConfig
 from openafm.models.config import DecoderConfig, LayerConfig
-from openafm.models.feed_forward_config import DenseFeedForwardConfig
+from openafm.models.feed_forward.config import DenseFeedForwardConfig
 from openafm.recipes.compression.decode import decoded_tensors
 from openafm.rl.rewards.base import Reward, RewardConfig
 from openafm.rl.trajectories import Sample, Score

@@ -19,16 +19,16 @@ from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
 from openafm.data.drawing.generators import generator_config
 from openafm.data.images.interleaving import interleave_corpus
 from openafm.data.images.packing import ImagePackConfig, Learned
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import CorpusConfig
-from openafm.recipes.drawn_corpus import DrawnCorpusConfig, ImageCorpusConfig, InterleavedCorpusConfig
-from openafm.recipes.mixtures import sources
 from openafm.recipes.run import run_recipe
+from openafm.recipes.sources.corpora import CorpusConfig
+from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig, ImageCorpusConfig, InterleavedCorpusConfig
+from openafm.recipes.sources.mixtures import sources
 from openafm.recipes.vision.mixtures import RESOLUTIONS
 from openafm.training.budgets import StepBudget
 from openafm.training.config import PlainStart

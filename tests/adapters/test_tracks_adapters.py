@@ -21,7 +21,7 @@ from openafm.adapters.lora import (
 from openafm.adapters.singular import adapter_bits_per_weight
 from openafm.models.config import DecoderConfig, TracksConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 
 NUM_TRACKS = 3
 CONFIG = LoRAConfig(rank=4, alpha=8.0)

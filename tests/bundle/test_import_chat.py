@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openafm.bundle.hugging_face import HuggingFaceError, UnsupportedTemplateError
-from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
-from openafm.bundle.hugging_face.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.chat.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.chat.template import ReadTemplate, read_chat_template
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.sampling import RandomConfig
 from openafm.tokenizer.conversation import (
@@ -34,8 +34,8 @@ from openafm.tokenizer.conversation import (
 )
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.files import read_tokenizer
-from openafm.tokenizer.imported import ImportedTokenizer
-from openafm.tokenizer.imported_template import read_template
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
+from openafm.tokenizer.imported.template import read_template
 from openafm.tokenizer.template import ChatTemplateError, MalformedAnswerError, opened
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
@@ -450,7 +450,7 @@ def test_images_are_refused_without_image_tokens() -> None:
     ids=["loops", "memory", "recursion", "output"],
 )
 def test_a_template_without_bound_is_refused_in_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openafm.bundle.hugging_face.jinja.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("openafm.bundle.hugging_face.chat.jinja.TIMEOUT_S", 1.0)
     template = JinjaTemplate(source, {}, TODAY)
     with pytest.raises(UnsupportedTemplateError, match=r"more than 1 s|too much memory|2,000,000 characters"):
         template.text([])

@@ -18,7 +18,7 @@ from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import Conversation
 from openafm.tokenizer.files import read_tokenizer
-from openafm.tokenizer.imported_template import read_template
+from openafm.tokenizer.imported.template import read_template
 from openafm.tokenizer.schema_text import schema_text
 
 NUM_MUTATIONS = 80

@@ -11,7 +11,7 @@ from openafm.core.config import dump, from_dict, to_dict
 from openafm.data.pipeline.config import PipelineConfig
 from openafm.data.web.documents import Page
 from openafm.data.web.warc import Capture, capture_bytes
-from openafm.recipes.web import PIPELINES, build_pipeline
+from openafm.recipes.pipelines.web import PIPELINES, build_pipeline
 
 GOLDEN = Path(__file__).parents[1] / "recipes" / "golden_pipelines"
 SENTENCES = (

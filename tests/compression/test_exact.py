@@ -15,9 +15,9 @@ from openafm.compression.exact import ExactFeedForward, ExactNorm, compute_exact
 from openafm.compression.low_bit import RoundedNorm
 from openafm.compression.numerics import Numerics
 from openafm.compression.qat import install
-from openafm.models.attention import Attention
+from openafm.models.attention.grouped_query import Attention
 from openafm.models.decoder import Decoder
-from openafm.models.feed_forward import FeedForward
+from openafm.models.feed_forward.gated import FeedForward
 from openafm.models.layers import RMSNorm
 
 

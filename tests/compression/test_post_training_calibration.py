@@ -14,11 +14,11 @@ from openafm.compression.low_bit import layer_linears
 from openafm.compression.post_training.calibration import collect_second_moments, compress_linears
 from openafm.compression.post_training.config import GPTQConfig
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
-from openafm.models.attention_context import PackedDocuments
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.context import PackedDocuments
+from openafm.models.attention.spans import Span
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
-from openafm.models.spans import Span
 
 DOCUMENTS = (
     Span(row=0, start=0, stop=6),

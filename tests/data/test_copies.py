@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openafm.data.copies import CopiesConfig, copies, pack_copies
-from openafm.data.shards import open_shards
+from openafm.data.shards.token_shards import open_shards
 from openafm.tokenizer.bpe import NUM_SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Tokenizer(merges=())

@@ -8,7 +8,7 @@ import pytest
 
 from openafm.core.config import ConfigError
 from openafm.data.needles import NeedlesConfig, needles, pack_needles
-from openafm.data.shards import open_shards
+from openafm.data.shards.token_shards import open_shards
 from openafm.tokenizer.bpe import Tokenizer
 
 TOKENIZER = Tokenizer(merges=())

@@ -25,7 +25,7 @@ from openafm.data.documents import (
     TextDocument,
     language_of_path,
 )
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.pack import (
     SEGMENT_CHARACTERS,
     PackConfig,
@@ -36,9 +36,9 @@ from openafm.data.pack import (
     pack_synthetic,
     pack_texts,
 )
-from openafm.data.shard_manifest import EmptyCorpusError, ManifestError
-from openafm.data.shard_writer import OutputFolderError
-from openafm.data.shards import Shards, open_shards, read_manifest
+from openafm.data.shards.manifest import EmptyCorpusError, ManifestError
+from openafm.data.shards.token_shards import Shards, open_shards, read_manifest
+from openafm.data.shards.writer import OutputFolderError
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

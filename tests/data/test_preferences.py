@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.preferences import (
     Preference,
     PreferenceError,
@@ -18,7 +18,7 @@ from openafm.data.preferences import (
     read_preferences,
 )
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.data.synthetic.preferences import SimulatedGradersConfig, damaged, simulated_preferences
+from openafm.data.synthetic.tasks.preferences import SimulatedGradersConfig, damaged, simulated_preferences
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn

@@ -13,9 +13,9 @@ from openafm.cli.main import run
 from openafm.data.documents import DocumentFiles
 from openafm.data.pipeline.config import PipelineConfig
 from openafm.data.pipeline.store import read_manifest
-from openafm.data.shards import open_shards
+from openafm.data.shards.token_shards import open_shards
 from openafm.data.sites import SiteConfig, serve
-from openafm.recipes.web import build_pipeline
+from openafm.recipes.pipelines.web import build_pipeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 TINY = {

@@ -12,7 +12,7 @@ import pytest
 
 from openafm.bundle import open_bundle
 from openafm.cli.main import run
-from openafm.recipes.own_data import data_of
+from openafm.recipes.sources.own_data import data_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "train-your-own.md"
 TINY = {

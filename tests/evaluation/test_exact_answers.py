@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from openafm.core.errors import UsageError
-from openafm.data.shard_writer import write_shards
+from openafm.data.shards.writer import write_shards
 from openafm.evaluation.exact_answers import exact_answers
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder

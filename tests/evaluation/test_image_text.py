@@ -23,7 +23,7 @@ from openafm.evaluation.image_text import ImageTextEncoder, NotContrastiveError,
 from openafm.models.sizes import on_device_micro
 from openafm.models.vision.config import VisionConfig, VisionLayerConfig
 from openafm.models.vision.multimodal_config import ClipConfig
-from openafm.recipes.clip_scorer import ClipDomainScorerConfig, ClipScorerConfig
+from openafm.recipes.pipelines.clip_scorer import ClipDomainScorerConfig, ClipScorerConfig
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 

@@ -33,8 +33,8 @@ from openafm.bundle.decoder import load_decoder
 from openafm.bundle.signature import sign as sign_bundle
 from openafm.core.files import file_digest, read_document
 from openafm.core.user_key import tag, user_key
-from openafm.data.shard_writer import write_shards
-from openafm.data.shards import open_shards
+from openafm.data.shards.token_shards import open_shards
+from openafm.data.shards.writer import write_shards
 from openafm.framework.session.session_file import SavedSession, read_session, write_session
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.models.sizes import shared_kv_decoder
@@ -43,7 +43,7 @@ from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.files import read_tokenizer
-from openafm.tokenizer.imported_template import read_template
+from openafm.tokenizer.imported.template import read_template
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.index import INDEX, IndexedTensor, TensorBlock, write_index
@@ -196,7 +196,7 @@ def reseal_shards(folder: Path) -> None:
 
 
 def write_checkpoint_example(folder: Path) -> None:
-    from openafm.data.loader import LoaderConfig, SourceConfig
+    from openafm.data.loading.loader import LoaderConfig, SourceConfig
 
     data = LoaderConfig(sources=(SourceConfig(name="x", path="x"),), rows_per_step=1, row_tokens=16)
     config = TrainerConfig(model=CONFIG, data=data, budget=StepBudget(num_steps=3), optimizer=AdamWConfig())

@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from openafm.models import activations, masked_attention
+from openafm.models import activations
 from openafm.models.accounting import KVBytes, KVNumerics, kv_bytes, kv_bytes_per_token, num_parameters
 from openafm.models.activations import Microbatch
+from openafm.models.attention import masked_attention
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,

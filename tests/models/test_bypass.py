@@ -19,10 +19,10 @@ from tiny_decoders import (
     random_tokens,
 )
 
-from openafm.models.attention_context import PackedDocuments, WholeRows
+from openafm.models.attention.context import PackedDocuments, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TrackNormConfig, TracksConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 
 TOLERANCE = 1e-5
 

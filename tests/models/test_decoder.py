@@ -16,7 +16,7 @@ from tiny_decoders import (
     random_tokens,
 )
 
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention.context import PackedDocuments
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, UntiedHeadConfig
 from openafm.models.sizes import named_size
 

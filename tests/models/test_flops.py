@@ -8,7 +8,7 @@ from tiny_decoders import VOCAB_SIZE, decoder_config, layer, perturbed, random_t
 from torch.utils.flop_counter import FlopCounterMode
 
 from openafm.models.accounting import flops_per_token, num_parameters, training_flops
-from openafm.models.attention_context import PackedDocuments, Span
+from openafm.models.attention.context import PackedDocuments, Span
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from openafm.core.config import dump, from_dict, override, to_dict
 from openafm.models.accounting import flops_per_token, num_parameters
-from openafm.models.attention import BaseAttention
-from openafm.models.attention_context import AttentionContext, PackedDocuments
+from openafm.models.attention.context import AttentionContext, PackedDocuments
+from openafm.models.attention.grouped_query import BaseAttention
+from openafm.models.attention.position_embedding import PositionEmbedding
 from openafm.models.config import (
     AttentionConfig,
     BaseAttentionConfig,
@@ -39,7 +40,6 @@ from openafm.models.config import (
     TracksConfig,
 )
 from openafm.models.layers import Linear, Sublayer
-from openafm.models.position_embedding import PositionEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)

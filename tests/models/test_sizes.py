@@ -11,7 +11,7 @@ import torch
 from openafm.core.config import from_dict, to_dict
 from openafm.models.accounting import active_parameters, num_parameters
 from openafm.models.config import AttentionConfig, RotaryConfig, SharedKeysValuesConfig, TracksConfig
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.models.size_names import UnknownSizeError
 from openafm.models.sizes import SIZES, named_size
 from openafm.models.vision.multimodal_config import MultimodalConfig

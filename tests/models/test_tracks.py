@@ -24,7 +24,7 @@ from tiny_decoders import (
 from torch import Tensor
 
 from openafm.core.config import ConfigError, UnknownKeyError, from_dict, override, to_dict
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention.context import PackedDocuments
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -34,7 +34,7 @@ from openafm.models.config import (
     TracksConfig,
 )
 from openafm.models.decoder import Decoder
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.layers import RMSNorm
 from openafm.models.sizes import named_size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from openafm.models.attention_context import Span
+from openafm.models.attention.context import Span
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,

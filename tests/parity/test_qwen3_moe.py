@@ -26,8 +26,8 @@ from torch import Tensor
 
 from openafm.models.config import LayerConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts import Routing, TopKRouter
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts import Routing, TopKRouter
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 
 transformers = pytest.importorskip("transformers")
 

@@ -29,7 +29,7 @@ from peers import (
 )
 from torch import Tensor
 
-from openafm.models.attention_context import PackedDocuments, Span
+from openafm.models.attention.context import PackedDocuments, Span
 from openafm.models.config import QKNormConfig, RotaryConfig
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import named_size

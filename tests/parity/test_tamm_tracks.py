@@ -11,10 +11,10 @@ import torch
 from peers import DIM, POWER, TOLERANCE, VOCAB_SIZE, copy_to_ours, copy_to_peer, largest_difference, perturb, tokens
 from torch import Tensor
 
-from openafm.models.attention_context import PackedDocuments, Span
+from openafm.models.attention.context import PackedDocuments, Span
 from openafm.models.config import AttentionConfig, DecoderConfig, LayerConfig, RotaryConfig, TrackNormConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import named_size, parallel_track_decoder
 
 afm_text = pytest.importorskip("tamm.models.afm_text")

@@ -13,8 +13,8 @@ from openafm.models.config import PositionConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import CorpusConfig
-from openafm.recipes.mixtures import one_source
+from openafm.recipes.sources.corpora import CorpusConfig
+from openafm.recipes.sources.mixtures import one_source
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig
 from openafm.tokenizer.template import BaseChatTemplate
 from openafm.training.budgets import StepBudget
@@ -24,7 +24,7 @@ from openafm.training.objectives.config import ObjectiveConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openafm.models.position_embedding import PositionEmbedding
+    from openafm.models.attention.position_embedding import PositionEmbedding
     from openafm.training.objectives.base import Objective
 
 
@@ -49,7 +49,7 @@ class ZLossConfig(ObjectiveConfig):
     weight: float = 1e-4
 
     def build(self) -> Objective:
-        from openafm.data.loader import Batch
+        from openafm.data.loading.loader import Batch
         from openafm.models.decoder import Decoder
         from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states
 
@@ -68,7 +68,7 @@ class PlainPositionConfig(PositionConfig):
     """No position embedding, written by the user."""
 
     def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
-        from openafm.models.position_embedding import PositionEmbedding
+        from openafm.models.attention.position_embedding import PositionEmbedding
 
         class Plain(PositionEmbedding):
             def apply(self, x_BSHC: Tensor) -> Tensor:

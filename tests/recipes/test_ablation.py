@@ -10,7 +10,7 @@ from tiny_bundles import write_tiny_bundle
 
 from openafm.cli.training.ablate import parse_weights
 from openafm.core.errors import UsageError
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.recipes.ablation import AblationError, ablate_mixtures, grid
 from openafm.recipes.prepare import prepare_run
 from openafm.training.observability.metrics import read_metrics

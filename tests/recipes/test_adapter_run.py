@@ -22,7 +22,7 @@ from openafm.bundle import Bundle, BundleError, open_bundle, write_bundle
 from openafm.core.config import ConfigError
 from openafm.core.errors import UsageError
 from openafm.data.documents import InputPathError, NotADocumentError, NotTextError
-from openafm.data.shards import open_shards
+from openafm.data.shards.token_shards import open_shards
 from openafm.recipes.adapters.export import export_adapter
 from openafm.recipes.adapters.train import AdapterRunResult, adapter_run, train_adapter, train_draft
 from openafm.runtime.decoding.speculation import DraftMismatchError

@@ -12,9 +12,9 @@ from tiny_sources import tokenizer, write_source
 
 from openafm.bundle import open_bundle
 from openafm.core.config import ConfigError
-from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LanguagesConfig, LoaderConfig, SourceConfig
 from openafm.data.needles import NeedlesConfig, pack_needles
-from openafm.data.shard_manifest import ManifestError
+from openafm.data.shards.manifest import ManifestError
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -26,9 +26,9 @@ from openafm.models.config import (
 from openafm.models.sizes import named_size
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
+from openafm.recipes.sources.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
 from openafm.training.budgets import StepBudget
 from openafm.training.config import TrainerConfig
 from openafm.training.initialization import BundleMismatchError

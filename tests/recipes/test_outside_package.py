@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from openafm.models.config import PositionConfig, RotaryConfig
-from openafm.models.position_embedding import PositionEmbedding
+from openafm.models.attention.position_embedding import PositionEmbedding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,8 +121,8 @@ RECIPE = '''
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.config import AttentionConfig, DecoderConfig, LayerConfig, OwnKeysValuesConfig
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import SyntheticCorpusConfig
-from openafm.recipes.mixtures import one_source
+from openafm.recipes.sources.corpora import SyntheticCorpusConfig
+from openafm.recipes.sources.mixtures import one_source
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
 from openafm.training.config import TrainerConfig

@@ -13,10 +13,10 @@ from openafm.bundle import Bundle, bundle_place, open_bundle
 from openafm.core.config import ConfigError
 from openafm.data.preferences import PreferenceError
 from openafm.models.reward_config import RewardModelConfig
-from openafm.recipes.own_data import read_data
-from openafm.recipes.preferences import PreferencesCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
+from openafm.recipes.sources.own_data import read_data
+from openafm.recipes.sources.preferences import PreferencesCorpusConfig
 from openafm.rl.rewards.reward_model import LocalRewardModel
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, UserTurn
 

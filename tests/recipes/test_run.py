@@ -17,9 +17,9 @@ from openafm.core.config import UnknownKeyError
 from openafm.data.documents import NotADocumentError
 from openafm.data.pack import pack_path
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import NothingToLearnError
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import StartBundleError, run_recipe
+from openafm.recipes.sources.corpora import NothingToLearnError
 
 STEPS = '{"type": "StepBudget", "num_steps": 4}'
 TINY = {

@@ -19,14 +19,14 @@ from openafm.bundle.decoder import load_decoder
 from openafm.bundle.describe import describe_bundle
 from openafm.compression.config import QATConfig
 from openafm.compression.errors import UncompressibleModelError
-from openafm.models.extension import extend_vocabulary
+from openafm.models.initialization.vocabulary_extension import extend_vocabulary
 from openafm.models.sizes import named_size
 from openafm.recipes.adapters.train import adapter_run, train_adapter
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import FORMATS, AstcCompression
-from openafm.recipes.corpora import SyntheticCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
+from openafm.recipes.sources.corpora import SyntheticCorpusConfig
 from openafm.runtime.engines.selection import open_engine
 from openafm.training.budgets import StepBudget
 

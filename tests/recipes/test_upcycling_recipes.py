@@ -11,8 +11,8 @@ import pytest
 
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.core.config import ConfigError
-from openafm.models.experts_config import ExpertsConfig
-from openafm.models.upcycling_config import UpcyclingError
+from openafm.models.feed_forward.experts_config import ExpertsConfig
+from openafm.models.initialization.upcycling_config import UpcyclingError
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
 from openafm.recipes.on_device.upcycling import first_part

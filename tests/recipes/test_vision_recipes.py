@@ -17,9 +17,9 @@ from openafm.bundle import Bundle, open_bundle
 from openafm.data.drawing.corpus import draw_document
 from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
 from openafm.recipes.catalog import build_run
-from openafm.recipes.drawn_corpus import DrawnCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
+from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig
 from openafm.recipes.vision.mixtures import CLIP_RESOLUTIONS, RESOLUTIONS
 from openafm.training.config import VisionStart
 

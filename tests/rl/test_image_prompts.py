@@ -14,7 +14,7 @@ from tiny_bundles import write_multimodal_bundle, write_tiny_bundle
 from tiny_policies import tiny_policy_run
 
 from openafm.bundle import open_bundle
-from openafm.models.spans import ImageKey
+from openafm.models.attention.spans import ImageKey
 from openafm.models.vision.image_modes import AspectTilesModeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.rl.buffer import ReplayBuffer

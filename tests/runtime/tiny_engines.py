@@ -24,7 +24,7 @@ from openafm.models.config import (
     UntiedHeadConfig,
 )
 from openafm.models.decoder import Decoder
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine

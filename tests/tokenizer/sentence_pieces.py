@@ -11,7 +11,15 @@ from typing import Any, Literal
 import sentencepiece
 from sentences import SENTENCES
 
-from openafm.tokenizer.sentence_piece_form import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece, sentence_piece_form
+from openafm.tokenizer.imported.sentence_piece_form import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Piece,
+    sentence_piece_form,
+)
 
 Kind = Literal["bpe", "unigram"]
 Style = Literal["llama", "metaspace", "gemma", "unigram"]

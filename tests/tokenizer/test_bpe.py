@@ -27,7 +27,7 @@ from openafm.tokenizer.bpe import (
 )
 from openafm.tokenizer.byte_alphabet import bytes_of, characters_of
 from openafm.tokenizer.errors import EncodingError, TokenizerError
-from openafm.tokenizer.imported import ImportedTokenizer
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
 
 BYTES_ONLY = Tokenizer(merges=())
 

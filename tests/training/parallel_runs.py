@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from tiny_runs import VOCAB_SIZE, tiny_model, tiny_run
 
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.config import DecoderConfig, TrackNormConfig
-from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
+from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import parallel_track_decoder
 from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig

@@ -14,7 +14,7 @@ from tiny_runs import tiny_model, tiny_run, write_corpus
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from openafm.models.attention_context import BatchContext
+from openafm.models.attention.context import BatchContext
 from openafm.models.config import DecoderConfig
 from openafm.training.activation_checkpointing import attention_kernels
 from openafm.training.config import ActivationCheckpointingConfig, BFloat16Config

@@ -22,7 +22,7 @@ from openafm.compression.deploy import build_decoder, packed_tensors
 from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.qat import FakeQuantLinear
 from openafm.core.config import ConfigError
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

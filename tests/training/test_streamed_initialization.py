@@ -14,8 +14,8 @@ from parallel_runs import track_model, whole_tensor
 from tiny_runs import tiny_run, write_corpus
 
 from openafm.models.config import DecoderConfig
+from openafm.models.initialization.streamed import stream_initial_weights
 from openafm.models.sizes import named_size, shared_kv_decoder
-from openafm.models.streamed_initialization import stream_initial_weights
 from openafm.training.config import BFloat16Config, EMAConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism

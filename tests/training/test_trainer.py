@@ -10,10 +10,10 @@ import pytest
 import torch
 from tiny_runs import tiny_run, write_corpus
 
-from openafm.data.batch import Batch
-from openafm.data.loader import Loader, LoaderConfig
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import Loader, LoaderConfig
+from openafm.models.attention.spans import EmbeddingSpan
 from openafm.models.decoder import Decoder
-from openafm.models.spans import EmbeddingSpan
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,

@@ -9,8 +9,8 @@ from parallel_runs import track_model
 from tiny_runs import tiny_model, tiny_run
 
 from openafm.core.config import ConfigError, UnknownKeyError, from_dict, override, to_dict
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.training.budgets import StepBudget, TimeBudget, TokenBudget
 from openafm.training.config import BFloat16Config, CompileConfig, EMAConfig, EvaluationConfig, MuonConfig, TrainerConfig
 from openafm.training.initialization import fresh_state

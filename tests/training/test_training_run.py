@@ -17,9 +17,9 @@ from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_chi
 
 from openafm.core.errors import UsageError
 from openafm.core.files import FolderInUseError, folder_lock
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
-from openafm.models.induction import start_induction
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
+from openafm.models.initialization.induction import start_induction
 from openafm.training.budgets import TimeBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
@@ -259,7 +259,7 @@ def test_the_induction_start_is_for_fresh_weights_only(
     assert not torch.equal(weights["embedding"], plain["embedding"])
 
     calls: list[int] = []
-    monkeypatch.setattr("openafm.models.induction.start_induction", lambda model, seed: calls.append(seed))
+    monkeypatch.setattr("openafm.models.initialization.induction.start_induction", lambda model, seed: calls.append(seed))
     train(config, tmp_path / "run")
     shutil.rmtree(checkpoint_paths(tmp_path / "run" / "checkpoints")[0])
     assert train(config, tmp_path / "run").finished

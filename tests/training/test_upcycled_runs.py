@@ -13,8 +13,8 @@ from tiny_runs import final_bytes, tiny_model, tiny_run, write_corpus
 from openafm.bundle import Bundle, write_bundle
 from openafm.core.config import ConfigError
 from openafm.models.decoder import Decoder
-from openafm.models.experts_config import TopKRouterConfig
-from openafm.models.upcycling_config import UpcyclingConfig, UpcyclingError, upcycled_config
+from openafm.models.feed_forward.experts_config import TopKRouterConfig
+from openafm.models.initialization.upcycling_config import UpcyclingConfig, UpcyclingError, upcycled_config
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import MuonConfig, TrainerConfig

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -18,7 +19,6 @@ from openafm.models.config import (
     LayerConfig,
     OwnKeysValuesConfig,
 )
-from openafm.models.spans import EmbeddingSpan, Span
 from openafm.models.vision.config import VisionConfig, VisionLayerConfig
 from openafm.models.vision.multimodal_config import ClipConfig
 from openafm.training.distributed.config import ParallelConfig

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import torch._dynamo  # imported before forks: optimizers and collectives need it, which costs two seconds
 
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.training.budgets import StepBudget

@@ -37,12 +37,14 @@ from openafm.core.files import (
     write_json,
 )
 from openafm.models.config import DecoderConfig
-from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
+from openafm.models.feed_forward.experts_config import (
+    ExpertsConfig as ExpertsConfig,  # a kind of layer is known once it is imported
+)
 from openafm.models.reward_config import RewardModelConfig as RewardModelConfig  # a kind of model, as the next ones
 from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.files import read_tokenizer
-from openafm.tokenizer.imported_template import read_template
+from openafm.tokenizer.imported.template import read_template
 from openafm.tokenizer.template import BaseChatTemplate
 
 RECOVERY_ADAPTER = "recovery.fmadapter"

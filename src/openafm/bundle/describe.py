@@ -11,7 +11,7 @@ from openafm.bundle.tensor_file import read_tensors
 from openafm.compression.numerics import Numerics
 from openafm.models.accounting import active_parameters, all_global, flops_per_token, kv_bytes, num_parameters
 from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import MultimodalConfig
 

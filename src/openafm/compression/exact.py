@@ -13,9 +13,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from openafm.compression.low_bit import RoundedNorm, replace_linears
-from openafm.models.attention import Attention
+from openafm.models.attention.grouped_query import Attention
 from openafm.models.decoder import Decoder
-from openafm.models.feed_forward import FeedForward
+from openafm.models.feed_forward.gated import FeedForward
 from openafm.models.layers import RMSNorm
 
 

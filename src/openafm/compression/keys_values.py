@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from openafm.compression.rounding import straight_through
 from openafm.models.accounting import KVNumerics
-from openafm.models.attention import KeysValues
+from openafm.models.attention.grouped_query import KeysValues
 from openafm.models.decoder import Decoder
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0  # the smallest and largest positive numbers of fp16

@@ -17,8 +17,8 @@ from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.rounding import round_per_token
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts import Experts
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts import Experts
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.models.layers import Linear, RMSNorm
 
 

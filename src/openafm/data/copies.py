@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openafm.core.config import Config
-from openafm.data.shard_manifest import Manifest
-from openafm.data.shard_writer import write_shards
-from openafm.data.shards import read_manifest
+from openafm.data.shards.manifest import Manifest
+from openafm.data.shards.token_shards import read_manifest
+from openafm.data.shards.writer import write_shards
 from openafm.tokenizer.bpe import NUM_SPECIAL_TOKENS
 
 if TYPE_CHECKING:

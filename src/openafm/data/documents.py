@@ -21,7 +21,7 @@ from typing import IO, Any, TypeAlias
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.data.chat_formats import as_messages
-from openafm.data.shard_manifest import EmptyCorpusError
+from openafm.data.shards.manifest import EmptyCorpusError
 from openafm.tokenizer.conversation import Conversation, ConversationError, UserTurn
 from openafm.tokenizer.schema_text import schema_text
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from openafm.core.config import Config, nearest
 from openafm.data.images.resolution import ResolutionConfig
 from openafm.data.images.shards import is_image_corpus, open_image_corpus
-from openafm.data.loader import SourceConfig
+from openafm.data.loading.loader import SourceConfig
 from openafm.data.pipeline.mixture_plan import BYTES_PER_TOKEN, UNDETERMINED, MixtureError, Source, count_tokens
 
 if TYPE_CHECKING:

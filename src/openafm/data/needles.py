@@ -22,9 +22,9 @@ from openafm.core.config import Config
 from openafm.core.progress import progress
 from openafm.data.copies import CopyDocument
 from openafm.data.documents import ChatDocument, texts_of
-from openafm.data.shard_manifest import Manifest
-from openafm.data.shard_writer import write_shards
-from openafm.data.shards import read_manifest
+from openafm.data.shards.manifest import Manifest
+from openafm.data.shards.token_shards import read_manifest
+from openafm.data.shards.writer import write_shards
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import NUM_SPECIAL_TOKENS
 

@@ -23,9 +23,9 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, resumable_folder
 from openafm.core.progress import Progress, progress
 from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, NotADocumentError, TextDocument
-from openafm.data.shard_manifest import MANIFEST, ImagesConfig, Manifest
-from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, append_shards, check_output
-from openafm.data.shards import open_shards, read_manifest
+from openafm.data.shards.manifest import MANIFEST, ImagesConfig, Manifest
+from openafm.data.shards.token_shards import open_shards, read_manifest
+from openafm.data.shards.writer import TOKENS_PER_SHARD, ShardWriter, append_shards, check_output
 from openafm.tokenizer.schema_text import compact_json
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder
 from openafm.data.chat_formats import as_messages
 from openafm.data.pack import HELD_OUT
-from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, check_output
+from openafm.data.shards.writer import TOKENS_PER_SHARD, ShardWriter, check_output
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, ConversationError, ToolTurn, Turn, UserTurn
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from openafm.core.errors import UsageError
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.decoder import Decoder
 from openafm.training.objectives.base import target_states
 from openafm.training.objectives.config import RoutingLossConfig

@@ -35,7 +35,7 @@ from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
 from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, Turn, UserTurn
-from openafm.tokenizer.imported import ImportedTokenizer
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
 from openafm.tokenizer.template import opened
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from openafm.models.masks import CausalMask, Mask, PrefixMask
+from openafm.models.attention.masks import CausalMask, Mask, PrefixMask
 
 MASTER_BYTES = 4
 """Weights, their gradients, the optimizer's state and all norms are fp32 in every precision."""
 INDEX_BYTES = 8
 LOCAL_BLOCK = 64
-"""As in models/masked_attention.py, which imports torch."""
+"""As in models/attention/masked_attention.py, which imports torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class _AttentionCall:
 
 
 def _saved_by_call(length: int, mask: Mask, is_widened: bool) -> _AttentionCall:
-    """Count as models/masked_attention.py computes: in one call, under a mask, or in blocks of local attention."""
+    """Count as models/attention/masked_attention.py computes: in one call, under a mask, or in blocks of local attention."""
     window = mask.window if isinstance(mask, CausalMask | PrefixMask) else None
     if window is None or window >= length:
         return _AttentionCall(queries=length, keys=length, mask=0)

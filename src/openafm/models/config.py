@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from openafm.core.config import Config
-from openafm.models.attention_config import (
+from openafm.models.attention.config import (
     AttentionConfig,
     BaseAttentionConfig,
     BidirectionalAttentionConfig,
@@ -25,8 +25,8 @@ from openafm.models.attention_config import (
     RotaryConfig,
     SharedKeysValuesConfig,
 )
-from openafm.models.experts_config import ExpertsConfig, RouterConfig, TopKRouterConfig
-from openafm.models.feed_forward_config import DenseFeedForwardConfig, FeedForwardConfig
+from openafm.models.feed_forward.config import DenseFeedForwardConfig, FeedForwardConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, RouterConfig, TopKRouterConfig
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder

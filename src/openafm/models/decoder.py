@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
+from openafm.models.attention.context import AttentionContext, BatchContext, WholeRows
+from openafm.models.attention.row_parts import KeyValueExchange
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey, SpanError, check_spans
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm, stack_tracks
-from openafm.models.row_parts import KeyValueExchange
-from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
 from openafm.models.transfer import to_device
 

@@ -15,7 +15,7 @@ from openafm.models.config import (
     SharedKeysValuesConfig,
     TracksConfig,
 )
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.models.size_names import find_size
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import (

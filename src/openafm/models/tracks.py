@@ -1,8 +1,8 @@
 """Parallel tracks: all tracks receive the same residual stream, and their outputs are combined (report 2.2).
 
 A track is a leading dim: the weights of a layer and the states inside a block have it, so that one batched product computes
-all tracks. Attention contexts receive the heads of all tracks concatenated. `models/track_parallel.py` puts collectives into
-the two slots of `Tracks` where processes hold different tracks.
+all tracks. Attention contexts receive the heads of all tracks concatenated. `parallel/track_parallel.py` puts collectives
+into the two slots of `Tracks` where processes hold different tracks.
 
 Shapes: T tracks held here, B batch, S sequence, D model dim, H heads and K key/value heads of a track, C head dim.
 """
@@ -16,11 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from openafm.models.attention_context import AttentionContext, LastPositions
+from openafm.models.attention.context import AttentionContext, LastPositions
+from openafm.models.attention.masks import Mask
+from openafm.models.attention.position_embedding import PositionEmbedding
 from openafm.models.config import PositionConfig, TracksConfig
 from openafm.models.layers import RMSNorm, stack_tracks
-from openafm.models.masks import Mask
-from openafm.models.position_embedding import PositionEmbedding
 
 
 class Tracks(nn.Module):

@@ -18,16 +18,16 @@ from openafm.bundle import open_bundle
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.core.files import folder_lock, write_json
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.recipes.compression.formats import corpus_batches
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import SyntheticCorpusConfig, pack_corpus
+from openafm.recipes.sources.corpora import SyntheticCorpusConfig, pack_corpus
 from openafm.training.budgets import StepBudget
 from openafm.training.config import TrainerConfig
 
 if TYPE_CHECKING:
-    from openafm.data.batch import Batch
+    from openafm.data.loading.batch import Batch
     from openafm.models.decoder import Decoder
 
 _ROW_TOKENS = 1024

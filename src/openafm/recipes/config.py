@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
-from openafm.data.loader import SourceConfig
-from openafm.recipes.corpora import CorpusConfig
-from openafm.recipes.data_config import DataConfig
+from openafm.data.loading.loader import SourceConfig
 from openafm.recipes.samples import SamplesConfig
+from openafm.recipes.sources.corpora import CorpusConfig
+from openafm.recipes.sources.data_config import DataConfig
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import TrainerConfig
 

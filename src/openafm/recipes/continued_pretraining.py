@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.data.needles import NeedlesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
-from openafm.recipes.mixtures import (
+from openafm.recipes.sources.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
+from openafm.recipes.sources.mixtures import (
     CODE_TASKS,
     ENGLISH,
     KNOWLEDGE_TASKS,

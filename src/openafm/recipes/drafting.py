@@ -19,7 +19,7 @@ from openafm.core.config import override
 from openafm.evaluation.answers import Answerer, questions
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
-from openafm.recipes.own_data import read_data, with_data
+from openafm.recipes.sources.own_data import read_data, with_data
 from openafm.tokenizer.conversation import Conversation
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from openafm.data.images.resolution import Mode, ResolutionConfig
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import adapter_for
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.continued_pretraining import EXAMPLES, SHARES, text_corpora, text_weights
-from openafm.recipes.corpora import CorpusConfig, Learn
-from openafm.recipes.mixtures import NANO_TASKS, english, held_out, multilingual, sources
+from openafm.recipes.sources.corpora import CorpusConfig, Learn
+from openafm.recipes.sources.mixtures import NANO_TASKS, english, held_out, multilingual, sources
 from openafm.recipes.vision.mixtures import (
     ASKED,
     COARSE,

@@ -10,15 +10,15 @@ from openafm.bundle import Bundle, open_bundle
 from openafm.bundle.store import bundle_place
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import override
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
+from openafm.models.initialization.upcycling_config import upcycled_config
 from openafm.models.reward_config import RewardModelConfig
-from openafm.models.upcycling_config import upcycled_config
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
-from openafm.recipes.data_config import DataConfig
-from openafm.recipes.own_data import BUILT_IN, chosen_data, read_data, with_data
-from openafm.recipes.preferences import with_preferences, with_row_limit
+from openafm.recipes.sources.data_config import DataConfig
+from openafm.recipes.sources.own_data import BUILT_IN, chosen_data, read_data, with_data
+from openafm.recipes.sources.preferences import with_preferences, with_row_limit
 from openafm.training.config import TrainerConfig, VisionStart
 from openafm.training.objectives.preference_config import PreferenceConfig
 

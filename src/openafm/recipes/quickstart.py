@@ -31,9 +31,9 @@ from openafm.evaluation.events import (
     score,
 )
 from openafm.recipes.config import RunConfig
-from openafm.recipes.mixtures import MICRO_LANGUAGES
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import RunResult, run_recipe
+from openafm.recipes.sources.mixtures import MICRO_LANGUAGES
 
 BUNDLE_NAME = "micro"
 STAGES = ("pretrain", "sft", "qat")

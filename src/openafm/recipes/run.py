@@ -25,15 +25,15 @@ from openafm.compression.int8_rows import with_vision_in_8_bits
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock, read_document
-from openafm.data.loader import LanguagesConfig, LoaderConfig
-from openafm.data.shard_files import address_of
-from openafm.data.shards import read_manifest
+from openafm.data.loading.loader import LanguagesConfig, LoaderConfig
+from openafm.data.shards.files import address_of
+from openafm.data.shards.token_shards import read_manifest
 from openafm.recipes.card import model_card
 from openafm.recipes.catalog import RECIPES
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import TOKENIZER_EXAMPLES, pack_corpus
 from openafm.recipes.drafting import DraftReport, held_out_conversations, measure_draft
-from openafm.recipes.own_data import write_data
+from openafm.recipes.sources.corpora import TOKENIZER_EXAMPLES, pack_corpus
+from openafm.recipes.sources.own_data import write_data
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate

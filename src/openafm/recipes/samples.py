@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from openafm.core.config import Config
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.template import BaseChatTemplate
 

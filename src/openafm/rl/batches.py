@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from openafm.core.errors import OpenAFMError
-from openafm.data.batch import Batch
-from openafm.models.spans import EmbeddingSpan, ImageKey, Span
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey, Span
 from openafm.rl.trajectories import Group, Trajectory
 from openafm.training.objectives.policy_config import PolicyObjectiveConfig
 

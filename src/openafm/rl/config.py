@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from openafm.core.config import Config, dump, to_tagged_dict
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.rl.environments import corpus as corpus  # their kinds of prompts are read from files
 from openafm.rl.environments import texts as texts
 from openafm.rl.prompt_sources import PromptSourceConfig

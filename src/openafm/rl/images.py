@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from openafm.data.images.resolution import image_views
+from openafm.models.attention.spans import ImageKey
 from openafm.models.config import DecoderConfig
-from openafm.models.spans import ImageKey
 from openafm.models.vision.image_modes import modes_by_tokens
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.rl.prompt_sources import PromptSource

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import room_for
 from openafm.core.progress import Progress
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.rl.batches import StepBatch, StepFigures, step_batch
 from openafm.rl.buffer import ReplayBuffer

@@ -48,8 +48,8 @@ def build_app(config: ServerConfig) -> ASGIApp:
         OpenAFMError: a model is missing or damaged, or the file of keys is damaged.
     """
     if config.private:
-        from openafm.serving.private.node import build_node
-        from openafm.serving.private.node_folder import open_keys
+        from openafm.serving.private.node.folder import open_keys
+        from openafm.serving.private.node.node import build_node
 
         return build_node(config, open_keys(Path(config.private), config))
     return AccessControl(app := build_routes(config), config, KeyRing(keys_file()), app.state.service.metrics)

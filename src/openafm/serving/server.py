@@ -98,7 +98,7 @@ def serve(config: ServerConfig, bound: socket.socket, announce: Callable[[], Non
     app = build_app(config)  # workers build their own; here it shows errors
     if config.workers == 1:
         if config.private:
-            from openafm.serving.private.node import forbid_traces_of_requests
+            from openafm.serving.private.node.node import forbid_traces_of_requests
 
             forbid_traces_of_requests()
         exempt_from_collection()

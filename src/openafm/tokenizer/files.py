@@ -6,8 +6,8 @@ import json
 import re
 
 from openafm.tokenizer.bpe import SPECIAL_TOKEN_IDS, Tokenizer
-from openafm.tokenizer.imported import ImportedTokenizer
-from openafm.tokenizer.sentence_piece import SentencePieceTokenizer
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
+from openafm.tokenizer.imported.sentence_piece import SentencePieceTokenizer
 
 _BYTE_FALLBACK = re.compile(r'"byte_fallback"\s*:\s*true')
 

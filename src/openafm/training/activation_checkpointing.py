@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from openafm.models.attention_context import AttentionContext
+from openafm.models.attention.context import AttentionContext
 from openafm.models.decoder import Decoder
 
 LayerPass = Callable[[Tensor, AttentionContext], Tensor]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from openafm.core.config import Config
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from openafm.adapters.config import LoRAConfig, ZeroStart
 from openafm.compression.config import QATConfig
 from openafm.core.config import Config
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
+from openafm.models.initialization.upcycling_config import UpcyclingConfig
 from openafm.models.reward_config import RewardModelConfig as RewardModelConfig  # a kind of model, as the next ones
-from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.training.budgets import BudgetConfig
 from openafm.training.device import DeviceConfig
@@ -134,10 +134,10 @@ class PlainStart(StartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class InductionStart(StartConfig):
-    """Write induction heads, which copy from the context, into the weights (models/induction.py)."""
+    """Write induction heads, which copy from the context, into the weights (models/initialization/induction.py)."""
 
     def apply(self, model: Decoder, seed: int) -> None:
-        from openafm.models.induction import start_induction
+        from openafm.models.initialization.induction import start_induction
 
         start_induction(model, seed)
 

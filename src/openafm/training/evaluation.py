@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.training.config import EvaluationConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import machine_share

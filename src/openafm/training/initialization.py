@@ -15,11 +15,11 @@ from openafm.compression.errors import UncompressibleModelError
 from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
+from openafm.models.initialization.streamed import stream_initial_weights
+from openafm.models.initialization.upcycling import upcycle
+from openafm.models.initialization.upcycling_config import UpcyclingError, upcycled_config
 from openafm.models.reward import with_reward_head
 from openafm.models.reward_config import RewardModelConfig
-from openafm.models.streamed_initialization import stream_initial_weights
-from openafm.models.upcycling import upcycle
-from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.models.vision.multimodal import with_eyes
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.allocator import return_freed_blocks

@@ -23,7 +23,7 @@ from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
 from openafm.core.terminal import escaped
-from openafm.data.shards import read_manifest
+from openafm.data.shards.token_shards import read_manifest
 from openafm.models.decoder import Decoder
 from openafm.training.budgets import TimeBudget
 from openafm.training.checkpoints.checkpoint import Checkpoint

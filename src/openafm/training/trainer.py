@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 
 from openafm.core.errors import OpenAFMError
-from openafm.data.batch import Batch, BatchSource, Origin
+from openafm.data.loading.batch import Batch, BatchSource, Origin
 from openafm.training.config import TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.loss_sums import LossAccumulator, LossSums

@@ -89,6 +89,6 @@ def test_a_corpus_of_a_model_counts_failures_and_is_resumed(tmp_path):
 def test_a_session_writes_code():
     from scripted_models import ScriptedModel
 
-    from openafm.recipes.drawing import code_writer
+    from openafm.recipes.pipelines.drawing import code_writer
 
     assert code_writer(ScriptedModel("```python\nx = 1\n```"))("Draw.") == "```python\nx = 1\n```"

@@ -18,7 +18,7 @@ from openafm.data.images.documents import Question
 from openafm.data.rendering.browser import RenderingUnavailableError, find_executable
 from openafm.data.rendering.config import RenderConfig
 from openafm.data.web.documents import Page
-from openafm.data.web.opt_out import training_opt_out
+from openafm.data.web.permissions.opt_out import training_opt_out
 from openafm.data.web.warc import Capture, capture_bytes
 
 PAGE = """<html><body><table><tr><td><table><tr><td>layout</td></tr></table></td></tr></table>

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from openafm.data.batch import Batch
 from openafm.data.images.decoding import pixels, png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, Part, Question, StoredImage, TextPart
 from openafm.data.images.packing import ImagePackConfig, ImagePackReport, pack_image_corpus
 from openafm.data.images.resolution import MODES, ResolutionConfig
 from openafm.data.images.shards import ImageCorpusError, finish_corpus, open_image_corpus, write_image_shard
-from openafm.data.loader import Loader, LoaderConfig, SourceConfig
-from openafm.data.row_index import ShortRowError
-from openafm.data.shard_writer import ShardWriter
-from openafm.data.shards import open_shards
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.loading.row_index import ShortRowError
+from openafm.data.shards.token_shards import open_shards
+from openafm.data.shards.writer import ShardWriter
 from openafm.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 

@@ -12,7 +12,7 @@ from openafm.data.images.documents import ImageDocument
 from openafm.data.images.shards import ImageCorpus
 from openafm.data.sites.texts import SentenceWriter
 from openafm.data.web.documents import Page
-from openafm.data.web.opt_out import training_opt_out
+from openafm.data.web.permissions.opt_out import training_opt_out
 from openafm.data.web.warc import Capture, WarcWriter
 
 SITE = "http://a.example"

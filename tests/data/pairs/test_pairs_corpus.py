@@ -29,7 +29,7 @@ from openafm.data.pipeline.config import ExtractionStageConfig
 from openafm.data.pipeline.runner import CorpusFolderError
 from openafm.data.sites import SiteConfig
 from openafm.data.web.documents import Page
-from openafm.recipes.images import recipe
+from openafm.recipes.pipelines.images import recipe
 
 ONE = LocalConfig(num_workers=1)
 ALT = "Fishing boats in the harbor"

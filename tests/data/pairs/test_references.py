@@ -18,7 +18,7 @@ from openafm.data.pairs.references import ENDLESS, FOUND, MISSING, resolved_of, 
 from openafm.data.pairs.responses import OK, REDIRECT, response_schema
 from openafm.data.pairs.selection import run_select, selected_of
 from openafm.data.pairs.store import ReduceTask
-from openafm.recipes.images import recipe
+from openafm.recipes.pipelines.images import recipe
 
 SHARDS = 3
 

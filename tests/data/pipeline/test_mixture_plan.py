@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openafm.cli.main import run
 from openafm.core.config import ConfigError
 from openafm.data.documents import DocumentFiles
-from openafm.data.loader import LanguageMissingError, LanguageSharesConfig, LoaderConfig
+from openafm.data.loading.loader import LanguageMissingError, LanguageSharesConfig, LoaderConfig
 from openafm.data.pipeline.mixture_plan import (
     MixtureConfig,
     MixtureError,
@@ -21,9 +21,9 @@ from openafm.data.pipeline.mixture_plan import (
     write_description,
 )
 from openafm.data.pipeline.parquet import RowWriter, document_row, document_schema
-from openafm.data.shard_writer import write_shards
+from openafm.data.shards.writer import write_shards
 from openafm.data.web.documents import WebDocument
-from openafm.recipes.own_data import read_data
+from openafm.recipes.sources.own_data import read_data
 
 WEB = Source(name="web", path="web", tokens={"en": 8_000, "de": 640, "da": 10})
 CODE = Source(name="code", path="code", tokens={"en": 1_000}, weight=1.0)

@@ -10,7 +10,7 @@ from openafm.data.documents import DocumentFiles, TextDocument
 from openafm.data.pack import pack_path
 from openafm.data.pipeline.config import PipelineConfig
 from openafm.data.pipeline.runner import run_pipeline
-from openafm.data.shards import open_shards
+from openafm.data.shards.token_shards import open_shards
 from openafm.data.web.documents import Page
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

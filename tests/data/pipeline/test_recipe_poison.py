@@ -15,7 +15,7 @@ from openafm.data.pipeline.parquet import read_drops
 from openafm.data.pipeline.runner import run_pipeline
 from openafm.data.web.documents import Page
 from openafm.data.web.warc import Capture, capture_bytes
-from openafm.recipes.web import recipe
+from openafm.recipes.pipelines.web import recipe
 
 HTML = {"content-type": "text/html; charset=utf-8"}
 TEXT = (

@@ -22,7 +22,7 @@ from openafm.data.rendering.browser import Browser
 from openafm.data.rendering.renderer import Rendered, Renderer, RenderError, RenderingUnavailableError, check_installation
 from openafm.data.rendering.requests import PageRequests, ResourceCache
 from openafm.data.sites import SCRIPT_KINDS, SiteConfig, SitePage, serve
-from openafm.data.web.fetch import Fetched, Fetcher, FetchFailure
+from openafm.data.web.crawl.fetch import Fetched, Fetcher, FetchFailure
 
 T = TypeVar("T")
 CONFIG = RenderConfig(

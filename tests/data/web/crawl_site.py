@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
-from openafm.data.web.robots import Robots
+from openafm.data.web.permissions.robots import Robots
 
 TEXT = "The harbor of the old town has a long wall of gray stone and a light that turns all night. "
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.models.accounting import num_parameters
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.config import DecoderConfig
 from openafm.models.layers import count_parameters
 from openafm.models.sizes import named_size, on_device_base
-from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.vision.config import RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder

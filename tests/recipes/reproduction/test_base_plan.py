@@ -9,7 +9,7 @@ import pytest
 
 from openafm.cli.main import run
 from openafm.core.config import override
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.accounting import flops_per_token
 from openafm.recipes.catalog import RECIPES
 from openafm.recipes.reproduction.base_plan import BASE_STAGES, PlannedStage, plan_base

@@ -21,7 +21,7 @@ from openafm.recipes.reproduction.cpu_time import children
 from openafm.recipes.reproduction.requirements import missing_parts
 from openafm.recipes.reproduction.results import StageState, read_results
 from openafm.recipes.reproduction.runner import run_stages
-from openafm.recipes.reproduction.stage import Command, Stage
+from openafm.recipes.reproduction.stages.stage import Command, Stage
 
 TAXONOMY = Command(name="list", words=("safety", "taxonomy", "--json"))
 LOG = Command(name="log", words=("private", "log", "init", "{here}/log", "--origin", "a.example/b", "--json"))
@@ -100,7 +100,7 @@ def test_children_end_with_a_killed_parent_and_the_folder_is_free(tmp_path: Path
     program = f"""
         from pathlib import Path
         from openafm.recipes.reproduction.runner import run_stages
-        from openafm.recipes.reproduction.stage import Command, Stage
+        from openafm.recipes.reproduction.stages.stage import Command, Stage
         from tests.recipes.reproduction.test_commands import LOG, SERVER
         from dataclasses import replace
         endless = replace(SERVER, serves=False)

@@ -12,8 +12,8 @@ from openafm.recipes.reproduction.calibration import Calibration, calibrated
 from openafm.recipes.reproduction.estimates import estimated_seconds, training_flops
 from openafm.recipes.reproduction.forecast import Forecast, clock_time
 from openafm.recipes.reproduction.sizes import train
-from openafm.recipes.reproduction.stage import Command
-from openafm.recipes.reproduction.stages import report_stages
+from openafm.recipes.reproduction.stages.catalog import report_stages
+from openafm.recipes.reproduction.stages.stage import Command
 
 SPEED = Calibration(size="micro", tokens_per_second=1800.0, flops_per_second=27e9)
 

@@ -10,11 +10,11 @@ import pytest
 from openafm.core.executors import LocalConfig
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
 from openafm.data.drawing.generators import generator_config
-from openafm.recipes.reproduction.claim import MeasuredClaim
-from openafm.recipes.reproduction.claims import CLAIMS, measured_claims
-from openafm.recipes.reproduction.page import summary, watt_hours, write_pages
+from openafm.recipes.reproduction.claims.catalog import CLAIMS, measured_claims
+from openafm.recipes.reproduction.claims.claim import MeasuredClaim
+from openafm.recipes.reproduction.page.page import summary, watt_hours, write_pages
 from openafm.recipes.reproduction.results import StageResult, StageState
-from openafm.recipes.reproduction.stage import Command, Stage
+from openafm.recipes.reproduction.stages.stage import Command, Stage
 
 ASK = Command(name="ask", words=("respond", "What <b>is</b> it?", "--json"))
 STAGES = (

@@ -19,13 +19,13 @@ from openafm.cli.main import app, run
 from openafm.core.config import override
 from openafm.core.errors import UsageError
 from openafm.recipes.catalog import build_run
-from openafm.recipes.reproduction.claims import CLAIMS, measured_claims
-from openafm.recipes.reproduction.page import write_pages
+from openafm.recipes.reproduction.claims.catalog import CLAIMS, measured_claims
+from openafm.recipes.reproduction.page.page import write_pages
 from openafm.recipes.reproduction.results import StageResult, StageState, read_results
 from openafm.recipes.reproduction.runner import kept_stages, run_stages
 from openafm.recipes.reproduction.sizes import SIZES
-from openafm.recipes.reproduction.stage import Command, Stage
-from openafm.recipes.reproduction.stages import report_stages
+from openafm.recipes.reproduction.stages.catalog import report_stages
+from openafm.recipes.reproduction.stages.stage import Command, Stage
 
 GOOD = Stage(
     name="good", section="1", title="works", commands=(Command(name="list", words=("safety", "taxonomy", "--json")),)

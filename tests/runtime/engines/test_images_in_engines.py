@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tiny_engines import CONFIGS, assert_close
 
 from openafm.data.images.resolution import image_views
-from openafm.models.spans import EmbeddingSpan, ImageKey
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey
 from openafm.models.vision.config import RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from openafm.bundle import Bundle, BundleError, Numerics, open_bundle, shipped_bundle, write_bundle
 from openafm.compression.keys_values import IntPerTokenHead, RoundedToBfloat16
-from openafm.models.attention import KeysValues
+from openafm.models.attention.grouped_query import KeysValues
 from openafm.models.decoder import FEW_TOKENS
 from openafm.runtime.engines.selection import open_engine
 from openafm.runtime.engines.torch_engine import TorchEngine

@@ -28,7 +28,7 @@ from openafm.compression.astc.config import AstcConfig
 from openafm.compression.grouped import FORMATS
 from openafm.compression.numerics import FULL_PRECISION, Numerics, WeightNumerics
 from openafm.models.config import DecoderConfig, DenseFeedForwardConfig, TrackNormConfig, TracksConfig
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import server_micro
 from openafm.recipes.compression.formats import AstcCompression
 from openafm.runtime import doctor

@@ -8,11 +8,11 @@ from pathlib import Path
 from servers import CONFIG, running
 
 from openafm.serving.config import ServerConfig
-from openafm.serving.private.log_server import build_log_server
-from openafm.serving.private.node import build_node
-from openafm.serving.private.node_folder import open_keys, read_config, write_release
+from openafm.serving.private.log.release_log import ReleaseLog
+from openafm.serving.private.log.server import build_log_server
+from openafm.serving.private.node.folder import open_keys, read_config, write_release
+from openafm.serving.private.node.node import build_node
 from openafm.serving.private.relay import build_relay
-from openafm.serving.private.release_log import ReleaseLog
 
 
 class Deployment:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from openafm.adapters.delivery.keys import public_key
-from openafm.serving.private.key_configs import NodeKey
-from openafm.serving.private.releases import Release
-from openafm.serving.private.statements import Statement
+from openafm.serving.private.log.releases import Release
+from openafm.serving.private.node.statements import Statement
+from openafm.serving.private.oblivious_http.key_configs import NodeKey
 
 OPERATOR = "11" * 32
 PUBLIC_OPERATOR = public_key(OPERATOR)

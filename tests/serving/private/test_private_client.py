@@ -14,7 +14,7 @@ from statements_of_nodes import OPERATOR
 from openafm.serving.private import client as client_module
 from openafm.serving.private.client import PrivateClient, fetch
 from openafm.serving.private.errors import MessageError, NodeUnreachableError, PrivateComputeError
-from openafm.serving.private.notes import LOG_KEY, VerifierKey
+from openafm.serving.private.log.notes import LOG_KEY, VerifierKey
 from openafm.serving.private.verification import Trust
 
 TRUST = Trust(log="http://localhost:1", log_key=str(VerifierKey.of("example.com/releases", LOG_KEY, OPERATOR)))

@@ -136,8 +136,8 @@ def test_a_witness_signs_a_log_that_only_grows(
     from private_servers import running
     from statements_of_nodes import release
 
-    from openafm.serving.private.log_server import build_log_server
-    from openafm.serving.private.release_log import ReleaseLog
+    from openafm.serving.private.log.release_log import ReleaseLog
+    from openafm.serving.private.log.server import build_log_server
 
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     log = ReleaseLog.create(tmp_path / "log", "example.com/releases")
@@ -158,7 +158,7 @@ def test_a_witness_signs_a_log_that_only_grows(
     for name in ("log.key", "log.key.pub", "origin"):
         (tmp_path / "other" / name).write_bytes((log.folder / name).read_bytes())
     forked = log.folder.with_name("other")
-    from openafm.serving.private.release_log import _write_checkpoint
+    from openafm.serving.private.log.release_log import _write_checkpoint
 
     _write_checkpoint(forked, [], log.key)
     ReleaseLog(forked).add(release(3))

@@ -14,12 +14,12 @@ from statements_of_nodes import OPERATOR, release, statement
 
 from openafm.core.config import ConfigError
 from openafm.serving.private.errors import NodeRefusedError
-from openafm.serving.private.key_configs import NodeKey
-from openafm.serving.private.log_server import _Opened
-from openafm.serving.private.merkle import leaf_hash
-from openafm.serving.private.notes import WITNESS_KEY, VerifierKey, signature_line
-from openafm.serving.private.release_log import LogProofs, ReleaseLog
-from openafm.serving.private.statements import SOFTWARE_ONLY, sign_statement
+from openafm.serving.private.log.merkle import leaf_hash
+from openafm.serving.private.log.notes import WITNESS_KEY, VerifierKey, signature_line
+from openafm.serving.private.log.release_log import LogProofs, ReleaseLog
+from openafm.serving.private.log.server import _Opened
+from openafm.serving.private.node.statements import SOFTWARE_ONLY, sign_statement
+from openafm.serving.private.oblivious_http.key_configs import NodeKey
 from openafm.serving.private.verification import Trust, check_node, decode_proofs, encode_proofs
 
 NODE = NodeKey(1)

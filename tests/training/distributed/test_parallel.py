@@ -21,9 +21,9 @@ from parallel_runs import train as train_combination
 from tiny_runs import exit_code, in_child, write_corpus
 
 from openafm.core.errors import OpenAFMError
-from openafm.data.batch import Batch
-from openafm.data.loader import Loader
-from openafm.data.shard_manifest import ShardError
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import Loader
+from openafm.data.shards.manifest import ShardError
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths

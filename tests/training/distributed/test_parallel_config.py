@@ -7,8 +7,8 @@ from parallel_runs import track_model
 from tiny_runs import tiny_model
 
 from openafm.core.config import ConfigError
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.models.row_layout import BalancedLayout
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.models.parallel.row_layout import BalancedLayout
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, CompileConfig, MuonConfig, TrainerConfig

@@ -17,7 +17,7 @@ import pytest
 from tiny_runs import exit_code, in_child, tiny_run, write_corpus
 
 from openafm.core.config import ConfigError
-from openafm.data import loader
+from openafm.data.loading import loader
 from openafm.training import run
 from openafm.training.config import TrainerConfig
 from openafm.training.distributed.watchdog import EXIT_CODE, WatchdogConfig, watchdog

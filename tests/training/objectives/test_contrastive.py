@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from tiny_contrastive import batch_of, clip_config
 from torch import Tensor
 
-from openafm.data.batch import Batch
-from openafm.models.spans import EmbeddingSpan, Span
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.vision.clip import contrastive_loss, sigmoid_loss
 from openafm.training.objectives.config import ContrastiveConfig, SigmoidContrastiveConfig
 from openafm.training.objectives.contrastive import Contrastive, PairsError

@@ -14,7 +14,7 @@ from tiny_runs import final_bytes, tiny_model, tiny_run, write_corpus
 from torch import Tensor
 
 from openafm.bundle import Bundle, write_bundle
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

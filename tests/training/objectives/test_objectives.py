@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tiny_runs import VOCAB_SIZE, tiny_model
 from torch import Tensor
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import Span
 from openafm.models.decoder import Decoder
-from openafm.models.spans import Span
 from openafm.training.objectives.base import NextToken
 
 ROWS, ROW_TOKENS = 2, 24

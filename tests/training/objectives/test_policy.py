@@ -14,9 +14,9 @@ from tiny_runs import tiny_model
 from torch import Tensor
 
 from openafm.core.config import ConfigError
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import Span
 from openafm.models.decoder import Decoder
-from openafm.models.spans import Span
 from openafm.training.objectives.policy import PolicyTokens
 from openafm.training.objectives.policy_config import (
     GRPOConfig,

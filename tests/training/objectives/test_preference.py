@@ -14,9 +14,9 @@ from tiny_runs import VOCAB_SIZE, tiny_model
 from torch import Tensor
 
 from openafm.core.config import ConfigError
-from openafm.data.batch import Batch
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shard_writer import write_shards
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.writer import write_shards
 from openafm.models.accounting import num_parameters
 from openafm.models.reward import RewardModel, with_reward_head
 from openafm.models.reward_config import RewardModelConfig

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from openafm.core.config import ConfigError
-from openafm.data.batch import Batch
-from openafm.models.attention_context import PackedDocuments
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.context import PackedDocuments
+from openafm.models.attention.spans import Span
 from openafm.models.config import DecoderConfig, DenseFeedForwardConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts import Routing, observed_routing
+from openafm.models.feed_forward.experts import Routing, observed_routing
 from openafm.models.sizes import parallel_track_decoder
-from openafm.models.spans import Span
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.routing import RoutingLosses, routing_losses

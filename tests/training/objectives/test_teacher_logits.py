@@ -18,11 +18,11 @@ from torch import Tensor
 
 from openafm.bundle import Bundle, write_bundle
 from openafm.core.config import ConfigError
-from openafm.data.batch import Batch
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.batch import Batch
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.decoder import Decoder
-from openafm.models.upcycling import upcycle
-from openafm.models.upcycling_config import UpcyclingConfig
+from openafm.models.initialization.upcycling import upcycle
+from openafm.models.initialization.upcycling_config import UpcyclingConfig
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget, TimeBudget

@@ -12,7 +12,7 @@ from forked_processes import together
 from tiny_runs import tiny_run, write_corpus
 
 from openafm.core.config import ConfigError
-from openafm.data.loader import Loader
+from openafm.data.loading.loader import Loader
 from openafm.training import run
 from openafm.training.distributed.processes import Processes
 from openafm.training.observability.stragglers import RankTime, StragglerConfig, slow_ranks

@@ -11,7 +11,7 @@ from tiny_runs import tiny_run, write_corpus
 
 from openafm.adapters.config import LoRAConfig
 from openafm.core.config import override
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, BFloat16Config, MuonConfig, TrainerConfig

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.accounting import active_parameters, num_parameters
 from openafm.models.activations import Microbatch
+from openafm.models.attention.spans import Span
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -21,9 +22,8 @@ from openafm.models.config import (
     TrackNormConfig,
     UntiedHeadConfig,
 )
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import SIZES, named_size
-from openafm.models.spans import Span
 from openafm.training.config import AdamWConfig, MuonConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.objectives.base import NextToken

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters, training_flops
-from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
+from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import named_size
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshError

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from openafm.cli.main import run
 from openafm.models.config import DecoderConfig
-from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
+from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import named_size, parallel_track_decoder
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.planning.chips import CHIPS

@@ -12,10 +12,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.accounting import num_parameters
+from openafm.models.attention.spans import ImageKey
 from openafm.models.sizes import named_size
-from openafm.models.spans import ImageKey
 from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.objectives.base import image_flops

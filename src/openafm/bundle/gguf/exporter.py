@@ -14,9 +14,9 @@ from openafm.bundle.bundle import Bundle
 from openafm.bundle.gguf.architecture import INTERLEAVED_FAMILIES, ROPE_FACTORS, file_metadata, file_name, llama3_factors
 from openafm.bundle.gguf.tokenizer import file_tokenizer
 from openafm.bundle.gguf.writer import WRITTEN_TYPES, TensorToWrite, write_gguf
+from openafm.bundle.hugging_face.chat.jinja_source import jinja_source
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.exporter import ExportReport, check_text_only, checkpoint_config, ordered_rows
-from openafm.bundle.hugging_face.jinja_source import jinja_source
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.core.errors import UsageError
 

@@ -16,8 +16,8 @@ from openafm.bundle.gguf.architecture import ROPE_FACTORS, decoder_name, read_ar
 from openafm.bundle.gguf.errors import GGUFError
 from openafm.bundle.gguf.reader import GGUFFile, GGUFTensor, read_gguf
 from openafm.bundle.gguf.tokenizer import tokenizer_json
-from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
-from openafm.bundle.hugging_face.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.chat.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.chat.template import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.weights import decoder_shapes
 from openafm.bundle.hugging_face.writing import Compute, Conversion, ImportReport, ReadModel, import_card, write_import
 from openafm.compression.native_numerics import Weights
@@ -25,7 +25,7 @@ from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.files import read_imported_tokenizer
-from openafm.tokenizer.imported import ImportedTokenizer
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
 
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 

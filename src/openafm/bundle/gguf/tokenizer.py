@@ -15,8 +15,8 @@ from openafm.bundle.gguf.errors import GGUFError
 from openafm.core.config import nearest
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.errors import TokenizerError
-from openafm.tokenizer.sentence_piece import SentencePieceTokenizer
-from openafm.tokenizer.sentence_piece_form import CONTROL, NORMAL, UNUSED, USER_DEFINED, Piece, sentence_piece_form
+from openafm.tokenizer.imported.sentence_piece import SentencePieceTokenizer
+from openafm.tokenizer.imported.sentence_piece_form import CONTROL, NORMAL, UNUSED, USER_DEFINED, Piece, sentence_piece_form
 
 _KINDS = {"t5": "Unigram", "bert": "WordPiece", "rwkv": "RWKV", "none": "none", "plamo2": "PLaMo"}
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleError
+from openafm.bundle.hugging_face.chat.jinja_source import jinja_source
 from openafm.bundle.hugging_face.config import FAMILIES, decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.hugging_face.jinja_source import jinja_source
 from openafm.bundle.hugging_face.own_architecture import own_config, rope_parameters, write_modules
 from openafm.bundle.hugging_face.weights import INDEX, checkpoint_name
 from openafm.bundle.tensor_file import MAX_SHARD_BYTES, MappedTensor, copy_tensors, read_tensors

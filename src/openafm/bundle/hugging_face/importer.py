@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
+from openafm.bundle.hugging_face.chat.image_layout import image_tokens
+from openafm.bundle.hugging_face.chat.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.chat.template import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.hugging_face.image_layout import image_tokens
 from openafm.bundle.hugging_face.internvl import internvl_config
 from openafm.bundle.hugging_face.internvl_weights import read_internvl_weights
-from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
 from openafm.bundle.hugging_face.writing import Compute, Conversion, ImportReport, ReadModel, import_card, write_import
 from openafm.bundle.tensor_file import TensorSource
@@ -23,7 +23,7 @@ from openafm.models.config import DecoderConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.files import read_imported_tokenizer
-from openafm.tokenizer.imported import ImportedTokenizer
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
 
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 

@@ -22,8 +22,8 @@ from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.tokenizer.imported import ImportedTokenizer
-from openafm.tokenizer.imported_template import ImportedTemplate
+from openafm.tokenizer.imported.byte_level import ImportedTokenizer
+from openafm.tokenizer.imported.template import ImportedTemplate
 
 if TYPE_CHECKING:
     from openafm.compression.post_training.groups import RangeConfig

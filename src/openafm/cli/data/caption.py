@@ -14,7 +14,7 @@ from openafm.cli.output import JsonOption, counted, print_json, print_table, pri
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from openafm.recipes.captioning import SessionCaptioner
+    from openafm.recipes.pipelines.captioning import SessionCaptioner
 
 ImageCorpusArgument = Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus of images.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Output folder; a run in it is continued.")]
@@ -90,7 +90,7 @@ def captioner_of(
     from openafm.framework.backends.language_model import Capability, LanguageModel
     from openafm.framework.backends.openai_model import OpenAICompatibleModel
     from openafm.framework.backends.system_model import SystemLanguageModel
-    from openafm.recipes.captioning import SessionCaptioner
+    from openafm.recipes.pipelines.captioning import SessionCaptioner
 
     if endpoint is None:
         described: LanguageModel = SystemLanguageModel(bundle=model)

@@ -156,7 +156,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Verify a folder of shards and print its contents."""
-    from openafm.data.shards import open_shards
+    from openafm.data.shards.token_shards import open_shards
 
     manifest = open_shards(path).manifest
     print_json(asdict(manifest)) if json else print_table(

@@ -43,7 +43,7 @@ def images(
     from openafm.data.pairs.filters import OverridesConfig
     from openafm.data.pairs.ocr import OcrConfig
     from openafm.data.pairs.runner import run_pairs
-    from openafm.recipes.images import build_image_pipeline
+    from openafm.recipes.pipelines.images import build_image_pipeline
 
     kinds: dict[str, ExecutorConfig] = {
         "local": LocalConfig(num_workers=workers or 0),

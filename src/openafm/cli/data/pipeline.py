@@ -43,7 +43,7 @@ def run(
     """Turn web pages into a corpus of Parquet files: extracted, filtered, deduplicated. Repeat the command to resume."""
     from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
     from openafm.data.pipeline.runner import run_pipeline
-    from openafm.recipes.web import build_pipeline
+    from openafm.recipes.pipelines.web import build_pipeline
 
     kinds: dict[str, ExecutorConfig] = {
         "local": LocalConfig(num_workers=workers or 0),
@@ -148,7 +148,7 @@ def try_page(
 ) -> None:
     """Take one page through every step of a pipeline and show each step's result."""
     from openafm.data.pipeline.trial import open_page, try_steps
-    from openafm.recipes.web import build_pipeline
+    from openafm.recipes.pipelines.web import build_pipeline
 
     config = build_pipeline(recipe, parse_changes(changes))
     results = list(try_steps(config, open_page(place, url, allow_private_addresses=private)))

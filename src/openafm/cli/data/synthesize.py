@@ -42,7 +42,7 @@ def synthesize(
     from openafm.core.config import override
     from openafm.data.synthesis.running import synthesize
     from openafm.data.synthesis.verification import ModelFilterConfig
-    from openafm.recipes.synthesis import functions_of, synthesis
+    from openafm.recipes.pipelines.synthesis import functions_of, synthesis
     from openafm.rl.rewards.reward_model import LocalRewardModel
 
     config = replace(override(synthesis(name), parse_changes(changes)), num_requests=threads)

@@ -15,8 +15,8 @@ from openafm.cli.output import JsonOption, print_json, print_table
 if TYPE_CHECKING:
     from openafm.core.progress import Progress
     from openafm.data.rendering import RenderConfig
-    from openafm.data.web.crawl_config import CrawlConfig
-    from openafm.data.web.crawl_report import CrawlReport
+    from openafm.data.web.crawl.config import CrawlConfig
+    from openafm.data.web.crawl.report import CrawlReport
 
 CrawlFolder = Annotated[Path, typer.Option("--crawl", help="Folder of the crawl.")]
 
@@ -54,7 +54,7 @@ def why(
     json: JsonOption = False,
 ) -> None:
     """Explain what a crawl decided about a page: robots, priority, requests, training use."""
-    from openafm.data.web.explanation import explain
+    from openafm.data.web.crawl.explanation import explain
 
     found = explain(url, crawl)
     print_json(found) if json else print_table(("", ""), list(found.items()))
@@ -67,7 +67,7 @@ async def _crawl(
     from contextlib import AsyncExitStack
 
     from openafm.data.rendering.renderer import RenderingUnavailableError
-    from openafm.data.web.crawler import Crawler
+    from openafm.data.web.crawl.crawler import Crawler
 
     async with AsyncExitStack() as stack:
         renderer = None
@@ -92,7 +92,7 @@ def _read_configs(path: Path | None, changes: dict[str, str]) -> tuple[CrawlConf
     from openafm.core.config import from_dict, override
     from openafm.core.errors import UsageError
     from openafm.data.rendering import RenderConfig
-    from openafm.data.web.crawl_config import CrawlConfig
+    from openafm.data.web.crawl.config import CrawlConfig
 
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8")) if path is not None else {}

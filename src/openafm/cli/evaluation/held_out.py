@@ -22,7 +22,7 @@ def evaluate_held_out(name: str | None, data: Path | None, examples: int | None,
     from openafm.data.documents import DocumentFiles
     from openafm.data.images.shards import is_image_corpus
     from openafm.evaluation.data_scores import data_scores
-    from openafm.recipes.own_data import data_of
+    from openafm.recipes.sources.own_data import data_of
 
     opened = open_bundle(name or resolve_model())
     opened.verify()

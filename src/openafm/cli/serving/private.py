@@ -39,7 +39,7 @@ def release(
     """Measure this installation and fix the settings of a node. Add release.json to the log, then start the node."""
     from openafm.core.config import override
     from openafm.serving.config import ServerConfig
-    from openafm.serving.private.node_folder import write_release
+    from openafm.serving.private.node.folder import write_release
 
     config = override(ServerConfig(models=tuple(model or ())), parse_changes(changes))
     written = write_release(folder, config, number=number, minimum=minimum)
@@ -56,7 +56,7 @@ def init(
     json: JsonOption = False,
 ) -> None:
     """Create an empty log and print its verifier key, which clients need."""
-    from openafm.serving.private.release_log import ReleaseLog
+    from openafm.serving.private.log.release_log import ReleaseLog
 
     log = ReleaseLog.create(folder, origin)
     print_json({"key": str(log.key), "size": 0}) if json else print_text(str(log.key))
@@ -70,8 +70,8 @@ def add(
 ) -> None:
     """Append a release. An entry is never changed or removed."""
     from openafm.core.files import read_document
-    from openafm.serving.private.release_log import ReleaseLog
-    from openafm.serving.private.releases import read_release
+    from openafm.serving.private.log.release_log import ReleaseLog
+    from openafm.serving.private.log.releases import read_release
 
     index = ReleaseLog(folder).add(read_release(read_document(release, 1 << 20)))
     print_json({"index": index, "size": index + 1}) if json else print_text(f"entry {index}")
@@ -80,8 +80,8 @@ def add(
 @log_app.command("show")
 def show(folder: LogArgument, json: JsonOption = False) -> None:
     """Print the verifier key, the signed checkpoint and the releases."""
-    from openafm.serving.private.release_log import ReleaseLog
-    from openafm.serving.private.releases import read_release
+    from openafm.serving.private.log.release_log import ReleaseLog
+    from openafm.serving.private.log.releases import read_release
 
     log = ReleaseLog(folder)
     releases = [read_release(entry) for entry in log.entries]
@@ -102,8 +102,8 @@ def cosign(
     signature: Annotated[str, typer.Argument(help="The signature line that `openafm private witness` prints.")],
 ) -> None:
     """Add the signature of a witness to the checkpoint."""
-    from openafm.serving.private.notes import VerifierKey
-    from openafm.serving.private.release_log import ReleaseLog
+    from openafm.serving.private.log.notes import VerifierKey
+    from openafm.serving.private.log.release_log import ReleaseLog
 
     ReleaseLog(folder).cosign(signature, VerifierKey.parse(key))
 
@@ -113,7 +113,7 @@ def serve_log(
     folder: LogArgument, host: HostOption = "127.0.0.1", port: PortOption = 8030, json: JsonOption = False
 ) -> None:
     """Serve a log over HTTP. It is public and needs no key. Ctrl-C stops the server."""
-    from openafm.serving.private.log_server import build_log_server
+    from openafm.serving.private.log.server import build_log_server
 
     _run(build_log_server(folder), host, port, json)
 
@@ -127,7 +127,7 @@ def witness(
     json: JsonOption = False,
 ) -> None:
     """Sign the checkpoint of a log if it contains the one that this witness signed before."""
-    from openafm.serving.private.witness import cosignature
+    from openafm.serving.private.log.witness import cosignature
 
     verifier, line = cosignature(url, log_key, name, key)
     print_json({"key": verifier, "signature": line}) if json else print_text(f"{verifier}\n{line}")

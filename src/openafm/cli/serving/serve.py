@@ -102,7 +102,7 @@ def serve(
 
 def _private_config(folder: Path, place: ServerConfig) -> ServerConfig:
     """Return the settings of a private node, which the command line cannot change."""
-    from openafm.serving.private.node_folder import check_place, read_config
+    from openafm.serving.private.node.folder import check_place, read_config
 
     check_place(place)
     return read_config(folder, place)

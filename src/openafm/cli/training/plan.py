@@ -100,7 +100,7 @@ def plan(
     json: JsonOption = False,
 ) -> None:
     """Estimate the memory of training a named size on many devices, and the time of a step at peak rates."""
-    from openafm.models.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
+    from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
     from openafm.models.sizes import named_size
     from openafm.training.config import ActivationCheckpointingConfig
     from openafm.training.planning.chips import NUMBER_BYTES, named_chip

@@ -15,9 +15,9 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
-    from openafm.recipes.reproduction.claim import MeasuredClaim
+    from openafm.recipes.reproduction.claims.claim import MeasuredClaim
     from openafm.recipes.reproduction.results import StageResult
-    from openafm.recipes.reproduction.stage import Stage
+    from openafm.recipes.reproduction.stages.stage import Stage
 
 HERE_WIDTH = 72
 """Characters of our figure in the terminal; the page has all of them."""
@@ -44,7 +44,7 @@ def reproduce(
     if context.invoked_subcommand is not None:
         return
     from openafm.recipes.reproduction.runner import check_names, run_stages
-    from openafm.recipes.reproduction.stages import report_stages
+    from openafm.recipes.reproduction.stages.catalog import report_stages
 
     if size == "base":
         _plan_base(plan, chip or "tpu-v5p", price, [name for name in only.split(",") if name], json)
@@ -162,9 +162,9 @@ def _print_plan(
 
 
 def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> None:
-    from openafm.recipes.reproduction.claims import measured_claims
-    from openafm.recipes.reproduction.page import summary, write_pages
-    from openafm.recipes.reproduction.stages import report_stages
+    from openafm.recipes.reproduction.claims.catalog import measured_claims
+    from openafm.recipes.reproduction.page.page import summary, write_pages
+    from openafm.recipes.reproduction.stages.catalog import report_stages
 
     stages = report_stages(size)
     claims = measured_claims(results, stages, size)

@@ -14,7 +14,7 @@ from openafm.core.errors import UsageError
 from openafm.core.processes import rank
 
 if TYPE_CHECKING:
-    from openafm.recipes.data_config import DataConfig
+    from openafm.recipes.sources.data_config import DataConfig
 
 recipes_app = typer.Typer(help="List the recipes and print their configs.", no_args_is_help=True)
 
@@ -136,7 +136,7 @@ def own_data(data: str | None, evaluation: Path | None, tokenizer: Path | None) 
     Raises:
         UsageError: --eval or --tokenizer without --data.
     """
-    from openafm.recipes.own_data import BUILT_IN, read_data
+    from openafm.recipes.sources.own_data import BUILT_IN, read_data
 
     if data is None or data == BUILT_IN:
         if evaluation is not None or tokenizer is not None:

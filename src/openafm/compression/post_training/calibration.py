@@ -16,8 +16,8 @@ from openafm.compression.errors import CompressionError
 from openafm.compression.low_bit import layer_linears
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
-from openafm.models.attention_context import PackedDocuments
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.context import PackedDocuments
 from openafm.models.decoder import Decoder, Layer
 from openafm.models.layers import Linear
 

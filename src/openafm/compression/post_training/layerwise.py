@@ -21,7 +21,7 @@ from openafm.compression.grouped import GroupedMatrix, GroupFormat
 from openafm.compression.post_training.calibration import Moments, out_of_memory_explained
 from openafm.compression.post_training.config import GPTQConfig
 from openafm.compression.post_training.groups import Floats
-from openafm.models.attention_context import WholeRows
+from openafm.models.attention.context import WholeRows
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Layer
 from openafm.models.layers import Linear

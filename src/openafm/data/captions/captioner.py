@@ -1,7 +1,7 @@
 """The interface of models that read images: a request with an image and a prompt, answered with text.
 
-Captioners, region captioners and teachers are all `Captioner`s. `recipes/captioning.py` makes them of the sessions of the
-framework; `FunctionCaptioner` makes one of a function.
+Captioners, region captioners and teachers are all `Captioner`s. `recipes/pipelines/captioning.py` makes them of the sessions
+of the framework; `FunctionCaptioner` makes one of a function.
 """
 
 from __future__ import annotations

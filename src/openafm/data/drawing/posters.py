@@ -12,9 +12,9 @@ from pathlib import Path
 from openafm.data.drawing.base import Split
 from openafm.data.drawing.phrases import questions_of
 from openafm.data.synthetic.calendar import CalendarPhrases
-from openafm.data.synthetic.frames import LanguageFrames, frames_of
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
-from openafm.data.synthetic.source_text import Frame, Slot, parse_frame, read_sections
+from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
+from openafm.data.synthetic.text_files.source_text import Frame, Slot, parse_frame, read_sections
 from openafm.data.synthetic.words import split_of
 
 # Few lines each, which hold no names: both splits use all of them.

@@ -35,7 +35,7 @@ _MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS, _MAX_FALLBACK_BLOCKS = 2 << 20, 4000, 
 
 ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int] | None]
 """A function of a model: texts of the blocks of a page -> the numbers of those that are main content. None keeps the
-classifier's choice. `recipes/block_choice.py` makes one from any language model."""
+classifier's choice. `recipes/pipelines/block_choice.py` makes one from any language model."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,9 @@ from openafm.data.images.documents import CAPTION_LEVELS, ImageDocument, ImagePa
 from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
 from openafm.data.images.shards import HELD_OUT, MANIFEST, ImageCorpus, open_image_corpus
 from openafm.data.pack import Side, resumed_side
-from openafm.data.shard_manifest import IMAGE_SLOTS, ImagesConfig
-from openafm.data.shard_manifest import Manifest as TokenManifest
-from openafm.data.shard_writer import FILE_PATTERNS, TOKENS_PER_SHARD, ShardWriter, check_output
+from openafm.data.shards.manifest import IMAGE_SLOTS, ImagesConfig
+from openafm.data.shards.manifest import Manifest as TokenManifest
+from openafm.data.shards.writer import FILE_PATTERNS, TOKENS_PER_SHARD, ShardWriter, check_output
 from openafm.data.synthetic import EVENT_SCHEMA
 from openafm.tokenizer import conversation as chat
 from openafm.tokenizer.template import ChatTemplateError, EncodedText, ImageSpan, concatenated

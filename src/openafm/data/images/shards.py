@@ -47,7 +47,7 @@ from openafm.data.images.records import (
 )
 from openafm.data.images.tar_files import INDEX, write_tar
 from openafm.data.pipeline.parquet import RowWriter
-from openafm.data.shard_manifest import FileRecord
+from openafm.data.shards.manifest import FileRecord
 from openafm.data.web.documents import Dropped
 
 MANIFEST = "manifest.json"

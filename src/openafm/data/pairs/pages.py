@@ -9,7 +9,7 @@ from typing import ClassVar
 from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
 from openafm.data.extraction.extractor import DROP_REASONS, ExtractionConfig
 from openafm.data.web.documents import Dropped, Page, WebDocument
-from openafm.data.web.opt_out import image_opt_out, meta_elements
+from openafm.data.web.permissions.opt_out import image_opt_out, meta_elements
 
 IMAGES_OPT_OUT = "images.opt_out"
 """Key in a document's metadata: why the images of its page must not be used for training."""

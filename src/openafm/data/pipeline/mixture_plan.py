@@ -18,9 +18,9 @@ from openafm.core.config import Config
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
 from openafm.data.documents import DocumentFiles, texts_of
-from openafm.data.shard_manifest import MANIFEST
-from openafm.data.shards import open_shards
-from openafm.data.weighted_draws import tempered_shares
+from openafm.data.loading.weighted_draws import tempered_shares
+from openafm.data.shards.manifest import MANIFEST
+from openafm.data.shards.token_shards import open_shards
 
 if TYPE_CHECKING:
     from openafm.tokenizer.bpe import Tokenizer

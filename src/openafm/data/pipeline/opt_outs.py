@@ -19,8 +19,8 @@ from openafm.data.deduplication.base import Reduction
 from openafm.data.pipeline.config import OptOutStageConfig
 from openafm.data.pipeline.parquet import RowWriter, read_rows
 from openafm.data.web.documents import Dropped, Page, WebDocument
-from openafm.data.web.opt_out import TRAINING_AGENTS, training_opt_out
-from openafm.data.web.robots import MAX_BYTES, Robots
+from openafm.data.web.permissions.opt_out import TRAINING_AGENTS, training_opt_out
+from openafm.data.web.permissions.robots import MAX_BYTES, Robots
 from openafm.data.web.urls import canonical_url, domain_of, origin_of
 
 if TYPE_CHECKING:

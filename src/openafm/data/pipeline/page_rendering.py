@@ -11,7 +11,7 @@ from openafm.data.rendering.config import RenderConfig
 from openafm.data.rendering.detector import needs_rendering
 from openafm.data.rendering.renderer import Rendered, Renderer, RenderError
 from openafm.data.web.documents import Page
-from openafm.data.web.opt_out import training_opt_out
+from openafm.data.web.permissions.opt_out import training_opt_out
 from openafm.data.web.warc import DOM_TYPE
 
 MISSING_KEY = "rendering.missing"

@@ -17,7 +17,7 @@ from openafm.data.pipeline.config import PipelineConfig
 from openafm.data.pipeline.inputs import WARC_SUFFIXES
 from openafm.data.pipeline.steps import REDUCTIONS, run_step, steps_of
 from openafm.data.web.documents import Dropped, Page, WebDocument
-from openafm.data.web.opt_out import training_opt_out
+from openafm.data.web.permissions.opt_out import training_opt_out
 from openafm.data.web.warc import warc_files
 from openafm.data.web.warc_reader import read_pages
 
@@ -46,8 +46,8 @@ def fetch_page(url: str, *, allow_private_addresses: bool = False) -> Page:
     Raises:
         TrialPageError: the page was not fetched; the message has the reason.
     """
-    from openafm.data.web.crawl_config import CrawlConfig
-    from openafm.data.web.crawler import Crawler
+    from openafm.data.web.crawl.config import CrawlConfig
+    from openafm.data.web.crawl.crawler import Crawler
 
     config = CrawlConfig(
         max_pages=1, max_depth=0, max_attempts=1, sitemaps=False, allow_private_addresses=allow_private_addresses

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from openafm.data.web.crawl.fetch import Fetched, FetchFailure, FetchLimits
 from openafm.data.web.documents import Page
-from openafm.data.web.fetch import Fetched, FetchFailure, FetchLimits
 from openafm.data.web.urls import canonical_url
 from openafm.data.web.warc_reader import read_pages, response_positions
 

@@ -19,8 +19,8 @@ from openafm.data.rendering.browser import Browser, RenderingUnavailableError, f
 from openafm.data.rendering.config import RenderConfig
 from openafm.data.rendering.detector import needs_rendering
 from openafm.data.rendering.requests import PageRequest, PageRequests, Refusal, ResourceCache, ResourceSource
+from openafm.data.web.crawl.fetch import Fetcher, FetchFailure
 from openafm.data.web.documents import Page
-from openafm.data.web.fetch import Fetcher, FetchFailure
 from openafm.data.web.urls import canonical_url
 
 __all__ = [

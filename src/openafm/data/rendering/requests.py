@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from openafm.data.rendering.config import RenderConfig
-from openafm.data.web.fetch import Fetched, FetchFailure, FetchLimits
+from openafm.data.web.crawl.fetch import Fetched, FetchFailure, FetchLimits
 from openafm.data.web.urls import canonical_url, host_of
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from openafm.data.synthetic.calendar import draw_reference_day
-from openafm.data.synthetic.catalogs import TOPICS, catalog_of
-from openafm.data.synthetic.frames import LanguageFrames, frames_of
 from openafm.data.synthetic.languages import Split
-from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.rendering import render, text_of
-from openafm.data.synthetic.source_text import Frame
+from openafm.data.synthetic.tasks.messages import Distractors
+from openafm.data.synthetic.text_files.catalogs import TOPICS, catalog_of
+from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
+from openafm.data.synthetic.text_files.source_text import Frame
 
 _ENDS = (".", "!", "?", "…", "。", "！", "？", "~", ")", "）", "」")
 _TOPIC_SHARE = 0.3

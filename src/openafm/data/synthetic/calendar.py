@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from openafm.data.synthetic.languages import locale_of, source_file
 from openafm.data.synthetic.rendering import BARE, Piece, Resolve, render, text_of, value_of
-from openafm.data.synthetic.source_text import Frame, Group, Line, MarkedSpan, TextSection, parse_frame, read_sections
+from openafm.data.synthetic.text_files.source_text import (
+    Frame,
+    Group,
+    Line,
+    MarkedSpan,
+    TextSection,
+    parse_frame,
+    read_sections,
+)
 
 FIRST_DAY = datetime.date(2018, 1, 1)
 _NUM_DAYS = (datetime.date(2039, 12, 31) - FIRST_DAY).days + 1

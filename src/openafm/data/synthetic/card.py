@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openafm.data.synthetic.catalogs import catalog_of
-from openafm.data.synthetic.frames import frames_of
 from openafm.data.synthetic.languages import LANGUAGES, Split
-from openafm.data.synthetic.natural import ATTRIBUTIONS
+from openafm.data.synthetic.tasks.natural import ATTRIBUTIONS
+from openafm.data.synthetic.text_files.catalogs import catalog_of
+from openafm.data.synthetic.text_files.frames import frames_of
 
 
 def counts(language: str, split: Split) -> dict[str, int]:

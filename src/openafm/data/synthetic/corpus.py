@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from openafm.core.config import Config, nearest
-from openafm.data.synthetic.arithmetic import arithmetic_turns
-from openafm.data.synthetic.events import event_turns
-from openafm.data.synthetic.forms import form_turns
-from openafm.data.synthetic.labels import label_turns, tagging_turns
 from openafm.data.synthetic.languages import LANGUAGES, Split
-from openafm.data.synthetic.lookup import lookup_turns
-from openafm.data.synthetic.natural import natural_turns
-from openafm.data.synthetic.tools import tool_turns
+from openafm.data.synthetic.tasks.arithmetic import arithmetic_turns
+from openafm.data.synthetic.tasks.events import event_turns
+from openafm.data.synthetic.tasks.forms import form_turns
+from openafm.data.synthetic.tasks.labels import label_turns, tagging_turns
+from openafm.data.synthetic.tasks.lookup import lookup_turns
+from openafm.data.synthetic.tasks.natural import natural_turns
+from openafm.data.synthetic.tasks.tools import tool_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
 _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {

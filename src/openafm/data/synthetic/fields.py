@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openafm.data.synthetic.frames import LanguageFrames, base_kind
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
-from openafm.data.synthetic.source_text import Frame, Line, Slot, parse_frame
+from openafm.data.synthetic.text_files.frames import LanguageFrames, base_kind
+from openafm.data.synthetic.text_files.source_text import Frame, Line, Slot, parse_frame
 
 _DECLARATION = re.compile(r": *([a-z_][\w.]*)(\??): *([^|]+?)(?: *\| *([^|]*?))?(?: *\| *(.*))?")
 _NUMBER = re.compile(r"(integer|number) (-?\d+)-(-?\d+)")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import random
 
-from openafm.data.synthetic.frames import LanguageFrames
 from openafm.data.synthetic.rendering import Piece, render, text_of
-from openafm.data.synthetic.source_text import Frame
+from openafm.data.synthetic.text_files.frames import LanguageFrames
+from openafm.data.synthetic.text_files.source_text import Frame
 
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _CANONICAL_SHARE, _WEEK_SHARE = 0.35, 0.85

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, MarkedSpan, Part, Particle, Slot
+from openafm.data.synthetic.text_files.source_text import Choice, Frame, Group, Literal, MarkedSpan, Part, Particle, Slot
 
 MINUTES = "mm"  # may follow the hour without a space
 BARE = "bare"  # the field of text between plain `<` and `>`

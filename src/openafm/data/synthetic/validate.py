@@ -13,11 +13,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from openafm.data.synthetic.catalogs import Catalogs
-from openafm.data.synthetic.frames import LanguageFrames
 from openafm.data.synthetic.languages import LANGUAGES, text_folder
-from openafm.data.synthetic.messages import draw_message
-from openafm.data.synthetic.source_text import SourceTextError, read_sections
+from openafm.data.synthetic.tasks.messages import draw_message
+from openafm.data.synthetic.text_files.catalogs import Catalogs
+from openafm.data.synthetic.text_files.frames import LanguageFrames
+from openafm.data.synthetic.text_files.source_text import SourceTextError, read_sections
 from openafm.data.synthetic.words import REQUIRED_SECTIONS
 
 # The least number of lines of each file; of words.txt, of each section.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from openafm.core.libraries import needed
 from openafm.data.synthetic.languages import Split, locale_of, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
-from openafm.data.synthetic.source_text import Frame, Slot, parse_frame, read_sections
+from openafm.data.synthetic.text_files.source_text import Frame, Slot, parse_frame, read_sections
 
 _FAKER_LOCALES = {
     "en": ("en_US", "en_GB"),

@@ -29,7 +29,7 @@ from uuid import uuid4
 from openafm.core.files import room_for
 from openafm.core.libraries import needed
 from openafm.data.web.documents import Page
-from openafm.data.web.opt_out import split_headers
+from openafm.data.web.permissions.opt_out import split_headers
 
 if TYPE_CHECKING:
     from fastwarc.warc import WarcRecordType

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 from openafm.core.libraries import needed
 from openafm.data.web.documents import Dropped, Page
-from openafm.data.web.opt_out import join_headers, training_opt_out
+from openafm.data.web.permissions.opt_out import join_headers, training_opt_out
 from openafm.data.web.warc import ALLOWED, DENIED, DOM_SCHEME, DOM_TYPE, MAX_BODY_BYTES, TRAINING_USE
 
 if TYPE_CHECKING:

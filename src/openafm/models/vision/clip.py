@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention.context import PackedDocuments
+from openafm.models.attention.spans import Span
 from openafm.models.decoder import Decoder
 from openafm.models.layers import Linear
-from openafm.models.spans import Span
 from openafm.models.vision.multimodal_config import ClipConfig
 
 Gather: TypeAlias = Callable[[Tensor], tuple[Tensor, int]]

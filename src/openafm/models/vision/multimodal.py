@@ -12,8 +12,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.decoder import Decoder, InsertedEmbedding
-from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 

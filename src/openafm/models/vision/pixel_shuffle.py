@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from openafm.models.attention.spans import SpanError
 from openafm.models.layers import Linear
-from openafm.models.spans import SpanError
 from openafm.models.vision.adapter import BaseVisionAdapter
 from openafm.models.vision.encoder import LayerNorm, VisionStates
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig

@@ -23,13 +23,13 @@ from openafm.core.config import Config, dump, from_dict
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.data.documents import ChatDocument, DocumentFiles, NotADocumentError
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.shards import open_shards
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.data.shards.token_shards import open_shards
 from openafm.models.accounting import num_parameters
 from openafm.recipes.adapters.export import local_bundle, trained_adapter
-from openafm.recipes.corpora import FolderCorpusConfig, pack_corpus
 from openafm.recipes.drafting import draft_run
 from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
+from openafm.recipes.sources.corpora import FolderCorpusConfig, pack_corpus
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, CheckpointConfig, EvaluationConfig, TrainerConfig

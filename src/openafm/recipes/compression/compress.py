@@ -12,7 +12,7 @@ from openafm.compression.int8_rows import with_vision_in_8_bits
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters
 from openafm.recipes.compression.formats import FORMATS, CompressedWeights, CompressionConfig
-from openafm.recipes.own_data import data_of, write_data
+from openafm.recipes.sources.own_data import data_of, write_data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from openafm.bundle import Bundle, bundle_place, write_bundle
 from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.numerics import FULL_PRECISION
 from openafm.core.errors import UsageError
-from openafm.recipes.own_data import data_of, write_data
+from openafm.recipes.sources.own_data import data_of, write_data
 
 if TYPE_CHECKING:
     from openafm.models.layers import Linear

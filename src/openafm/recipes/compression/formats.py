@@ -26,12 +26,12 @@ from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.config import DecoderConfig
-from openafm.recipes.own_data import data_of, sample_batches
+from openafm.recipes.sources.own_data import data_of, sample_batches
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openafm.data.batch import Batch
+    from openafm.data.loading.batch import Batch
     from openafm.models.decoder import Decoder
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -323,7 +323,7 @@ def calibration_batches(bundle: Bundle, config: CalibrationConfig) -> list[Batch
 
 def corpus_batches(bundle: Bundle, corpus: SyntheticConfig, num_examples: int, row_tokens: int) -> list[Batch]:
     """Return the first examples of the corpus in the bundle's tokens, one row per batch. Only answers carry loss."""
-    from openafm.data.loader import LoaderConfig, SourceConfig
+    from openafm.data.loading.loader import LoaderConfig, SourceConfig
     from openafm.data.pack import PackConfig, pack_synthetic
 
     with tempfile.TemporaryDirectory(prefix="openafm-") as folder:

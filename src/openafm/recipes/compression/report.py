@@ -18,8 +18,8 @@ from openafm.evaluation.held_out import TASKS, HeldOutScores, held_out_scores
 from openafm.models.accounting import kv_bytes
 from openafm.recipes.compression.compress import weight_bytes
 from openafm.recipes.compression.formats import corpus_batches
-from openafm.recipes.data_config import DataConfig
-from openafm.recipes.own_data import data_of, sample_batches
+from openafm.recipes.sources.data_config import DataConfig
+from openafm.recipes.sources.own_data import data_of, sample_batches
 
 LOSS_EXAMPLES = 4
 """Conversations in the loss per scored example of a task."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openafm.data.loader import SourceConfig
+from openafm.data.loading.loader import SourceConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import NANO_COPIES
 from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.recipes.on_device.sft import sft
+from openafm.recipes.sources.mixtures import NANO_COPIES
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import Float32Config, InductionStart
 from openafm.training.objectives.config import DistillationConfig

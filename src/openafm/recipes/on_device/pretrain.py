@@ -12,8 +12,8 @@ from openafm.data.copies import CopiesConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.corpora import CopiesCorpusConfig, CorpusConfig
-from openafm.recipes.mixtures import NANO_COPIES, micro_corpus, nano_corpora, one_source
+from openafm.recipes.sources.corpora import CopiesCorpusConfig, CorpusConfig
+from openafm.recipes.sources.mixtures import NANO_COPIES, micro_corpus, nano_corpora, one_source
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, OptimizerConfig, TrainerConfig

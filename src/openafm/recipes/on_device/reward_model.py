@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openafm.data.loader import SourceConfig
+from openafm.data.loading.loader import SourceConfig
 from openafm.data.pack import HELD_OUT
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.reward_config import RewardModelConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import one_source
-from openafm.recipes.preferences import SimulatedPreferencesCorpusConfig
+from openafm.recipes.sources.mixtures import one_source
+from openafm.recipes.sources.preferences import SimulatedPreferencesCorpusConfig
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig
 from openafm.training.objectives.preference_config import PreferenceConfig

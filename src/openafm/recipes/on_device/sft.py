@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import (
+from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER, SMALL_OPTIMIZER
+from openafm.recipes.sources.mixtures import (
     NANO_COPIES,
     NANO_TASKS,
     SFT_MULTILINGUAL_SHARE,
@@ -22,7 +23,6 @@ from openafm.recipes.mixtures import (
     one_source,
     sft_sources,
 )
-from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER, SMALL_OPTIMIZER
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import DevicePrecisionConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from openafm.core.config import ConfigError
-from openafm.data.loader import LoaderConfig
-from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
+from openafm.data.loading.loader import LoaderConfig
+from openafm.models.initialization.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.pretrain import pretrain
 from openafm.training.budgets import StepBudget

@@ -13,8 +13,8 @@ from typing import Any
 from openafm.core.errors import UsageError
 from openafm.models.accounting import flops_per_token
 from openafm.models.config import DecoderConfig
+from openafm.models.initialization.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.models.sizes import named_size
-from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.planning.chips import PlanError, named_chip
 from openafm.training.planning.plan import Plan, Workload

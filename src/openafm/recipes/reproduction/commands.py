@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from openafm.core.files import read_document, write_json
 from openafm.recipes.reproduction.cpu_time import children
-from openafm.recipes.reproduction.stage import Command
+from openafm.recipes.reproduction.stages.stage import Command
 
 LOG, OUTPUTS = "log.txt", "outputs"
 _LAST_LINES = 6

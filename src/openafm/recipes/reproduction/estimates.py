@@ -12,7 +12,7 @@ from pathlib import Path
 from openafm.core.files import read_document
 from openafm.recipes.reproduction.calibration import Calibration
 from openafm.recipes.reproduction.sizes import BUDGET, SIZES
-from openafm.recipes.reproduction.stage import Command, Stage
+from openafm.recipes.reproduction.stages.stage import Command, Stage
 
 REFERENCE_FLOPS = 27e9
 """Speed of the core on which `_OTHER_SECONDS` were measured: micro models, one thread."""

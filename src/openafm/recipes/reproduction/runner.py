@@ -32,7 +32,7 @@ from openafm.recipes.reproduction.results import (
     result_of,
     store_results,
 )
-from openafm.recipes.reproduction.stage import Stage
+from openafm.recipes.reproduction.stages.stage import Stage
 
 DONE, DIGEST = "done.json", "digest"
 LEFT_OUT = "left out by --only"

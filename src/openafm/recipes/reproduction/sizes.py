@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from openafm.recipes.reproduction.stage import Command
+from openafm.recipes.reproduction.stages.stage import Command
 
 SIZES = ("tiny", "micro", "nano")
 """`tiny` trains micro models for two steps: it shows that the stages fit together, and no effect."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import NANO_COPIES, NANO_TASKS, english, multilingual, sources
+from openafm.recipes.sources.mixtures import NANO_COPIES, NANO_TASKS, english, multilingual, sources
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, InductionStart, TrainerConfig

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import (
+from openafm.recipes.server.pretrain import MULTILINGUAL_SHARE
+from openafm.recipes.sources.mixtures import (
     NANO_COPIES,
     NANO_TASKS,
     english,
@@ -15,7 +16,6 @@ from openafm.recipes.mixtures import (
     multilingual,
     sft_sources,
 )
-from openafm.recipes.server.pretrain import MULTILINGUAL_SHARE
 from openafm.training.budgets import StepBudget
 from openafm.training.config import AdamWConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay

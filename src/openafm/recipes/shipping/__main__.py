@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="Bundle folder; default: the one in the package of this checkout.")
     parser.add_argument("--results", type=Path, help="JSON of all figures; default: docs/benchmarks/, or OUT.json.")
     parser.add_argument("--from-bundles", nargs="+", metavar="BUNDLE", help="Train nothing: SFT QAT [RECOVERED].")
-    parser.add_argument("--natural", type=Path, help="Folder of requests that people wrote (data/synthetic/natural.py).")
+    parser.add_argument("--natural", type=Path, help="Folder of requests that people wrote (synthetic/tasks/natural.py).")
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="Run folders of --from-bundles, PRETRAIN first.")
     parser.add_argument("--former", type=Path, help="Results of the shipped model whose decoded weights start the runs.")
     parser.add_argument("--without-adapter", action="store_true", help="Ship the compressed model alone.")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from openafm.bundle.describe import Description
-from openafm.data.synthetic.natural import ATTRIBUTIONS
+from openafm.data.synthetic.tasks.natural import ATTRIBUTIONS
 from openafm.evaluation.fresh.figures import FreshFigure
 from openafm.evaluation.fresh.samples import NUM_CASES, FreshSample
 from openafm.evaluation.held_out import HeldOutScores, TaskScore

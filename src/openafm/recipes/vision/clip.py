@@ -6,7 +6,7 @@ from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import ClipConfig
 from openafm.models.vision.sizes import encoder_of
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import one_source
+from openafm.recipes.sources.mixtures import one_source
 from openafm.recipes.vision.mixtures import CAPTIONED, CLIP_RESOLUTIONS, drawn
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import TokenBudget

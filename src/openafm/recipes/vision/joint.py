@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import adapter_for
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.continued_pretraining import text_corpora, text_weights
-from openafm.recipes.mixtures import one_source, sources
+from openafm.recipes.sources.mixtures import one_source, sources
 from openafm.recipes.vision.mixtures import RESOLUTIONS, TOKENS_SIDE, encoder_at, vision_corpora
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import TokenBudget

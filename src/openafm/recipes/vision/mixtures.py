@@ -14,7 +14,7 @@ from openafm.data.images.packing import ImagePackConfig, Learned
 from openafm.data.images.resolution import ResolutionConfig
 from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.sizes import encoder_of, raised
-from openafm.recipes.drawn_corpus import DrawnCorpusConfig, InterleavedCorpusConfig
+from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig, InterleavedCorpusConfig
 
 RESOLUTIONS = {
     "micro": ResolutionConfig(side=168, rapid_side=56, tokens=36, rapid_tokens=9),

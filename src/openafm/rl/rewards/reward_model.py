@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from openafm.bundle import Bundle
-    from openafm.models.attention_context import BatchContext
+    from openafm.models.attention.context import BatchContext
 
 _MAX_REPLY_BYTES = 1 << 24
 _TOKENS_PER_BATCH = 16_384
@@ -207,8 +207,8 @@ class LocalRewardModel:
         """Return conversations as one row without padding, its context, and where each conversation ends."""
         import torch
 
-        from openafm.models.attention_context import PackedDocuments
-        from openafm.models.spans import Span
+        from openafm.models.attention.context import PackedDocuments
+        from openafm.models.attention.spans import Span
 
         device = self.decoder.device
         stops = torch.tensor([len(each) for each in tokens]).cumsum(0)

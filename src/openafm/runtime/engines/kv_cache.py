@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from openafm.models.attention_context import AttentionContext, LastPositions
+from openafm.models.attention.context import AttentionContext, LastPositions
+from openafm.models.attention.masked_attention import causal_attention, unsupported
+from openafm.models.attention.masks import CausalMask, Mask
 from openafm.models.config import DecoderConfig, SharedKeysValuesConfig
 from openafm.models.decoder import FEW_TOKENS
-from openafm.models.masked_attention import causal_attention, unsupported
-from openafm.models.masks import CausalMask, Mask
 from openafm.runtime.engines.base import Cache
 
 _FIRST_CAPACITY = 64

@@ -24,11 +24,11 @@ from openafm.bundle.decoder import put_on
 from openafm.compression.int8_rows import is_vision
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
+from openafm.models.attention.spans import EmbeddingSpan
 from openafm.models.decoder import FEW_TOKENS, Decoder
-from openafm.models.experts import Router
+from openafm.models.feed_forward.experts import Router
 from openafm.models.layers import RMSNorm
-from openafm.models.spans import EmbeddingSpan
-from openafm.models.track_parallel import share_tracks
+from openafm.models.parallel.track_parallel import share_tracks
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine, OtherBundleError, WeightUpdateError

@@ -19,7 +19,7 @@ from openafm.bundle.tensor_file import MappedTensor
 from openafm.compression.grouped import FORMATS
 from openafm.compression.numerics import Numerics
 from openafm.models.config import TiedHeadConfig
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.runtime.native.decoding import astc_tensors, decoded, in_fp32
 from openafm.runtime.native.matrix_layout import BFLOAT16, FLOAT32, INT4, PANEL_ROWS, MatrixLayout
 from openafm.runtime.native.shapes import block_depth, experts_of, matrices, numbered, stack, vectors

@@ -25,7 +25,7 @@ from openafm.models.config import (
     SharedKeysValuesConfig,
     TiedHeadConfig,
 )
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.runtime.native.adapter_weights import NativeAdapter
 from openafm.runtime.native.layout import layouts
 from openafm.runtime.native.library import FeedForwardStruct, LayerStruct, MatrixStruct, ModelStruct, kernel_names
@@ -185,7 +185,7 @@ def _hidden_numbers(layer: LayerConfig) -> int:
 
 
 def frequencies(position: RotaryConfig, head_dim: int) -> NDArray[np.float32]:
-    """Return the radians per position of each pair of channels, [C / 2], in the fp32 operations of models/rotary.py."""
+    """Return the radians per position of each pair of channels, [C / 2], in the fp32 operations of `rotary.py`."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     plain: NDArray[np.float32] = (position.theta ** -exponents.astype(np.float64)).astype(np.float32)
     if isinstance(position, LinearRotaryConfig):

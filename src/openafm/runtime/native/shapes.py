@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, OwnKeysValuesConfig
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 
 
 def matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:

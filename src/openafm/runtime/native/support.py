@@ -5,6 +5,7 @@ from __future__ import annotations
 from openafm.bundle import Bundle
 from openafm.compression.grouped import FORMATS
 from openafm.compression.numerics import Numerics
+from openafm.models.attention.masks import CausalMask
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -13,8 +14,7 @@ from openafm.models.config import (
     Llama3RotaryConfig,
     RotaryConfig,
 )
-from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
-from openafm.models.masks import CausalMask
+from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, ScopeConfig, WindowScopeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.runtime.native.shapes import matrices

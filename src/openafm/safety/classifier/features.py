@@ -148,8 +148,8 @@ class _HiddenStates:
     def _pooled(self, batch: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         import torch
 
-        from openafm.models.attention_context import PackedDocuments
-        from openafm.models.spans import Span
+        from openafm.models.attention.context import PackedDocuments
+        from openafm.models.attention.spans import Span
 
         stops = np.cumsum([len(tokens) for tokens in batch]).tolist()
         starts = [0, *stops[:-1]]

@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any
 from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.files import atomic_file, data_home, write_json
 from openafm.core.libraries import needed
-from openafm.serving.private.binary_http import BinaryRequest, ResponseDecoder, encode_request
-from openafm.serving.private.checkpoints import Checkpoint, open_checkpoint
-from openafm.serving.private.chunks import ChunkOpener
-from openafm.serving.private.encapsulation import CHUNKED, Exchange, seal_request
 from openafm.serving.private.errors import (
     MessageError,
     NodeRefusedError,
@@ -27,11 +23,15 @@ from openafm.serving.private.errors import (
     PrivateComputeError,
     PrivateSetupError,
 )
-from openafm.serving.private.merkle import leaf_hash
-from openafm.serving.private.notes import VerifierKey
-from openafm.serving.private.padding import LARGEST_CHUNK, padded_length
-from openafm.serving.private.release_log import LogProofs
-from openafm.serving.private.statements import MAX_STATEMENT_BYTES, Statement, open_statement
+from openafm.serving.private.log.checkpoints import Checkpoint, open_checkpoint
+from openafm.serving.private.log.merkle import leaf_hash
+from openafm.serving.private.log.notes import VerifierKey
+from openafm.serving.private.log.release_log import LogProofs
+from openafm.serving.private.node.statements import MAX_STATEMENT_BYTES, Statement, open_statement
+from openafm.serving.private.oblivious_http.binary_http import BinaryRequest, ResponseDecoder, encode_request
+from openafm.serving.private.oblivious_http.chunks import ChunkOpener
+from openafm.serving.private.oblivious_http.encapsulation import CHUNKED, Exchange, seal_request
+from openafm.serving.private.oblivious_http.padding import LARGEST_CHUNK, padded_length
 from openafm.serving.private.verification import Trust, check_node, decode_proofs
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from openafm.serving.app import reply_to_error
 from openafm.serving.errors import ApiError
 from openafm.serving.keys import KeyRing, keys_file
 from openafm.serving.metrics import Metrics
-from openafm.serving.private.encapsulation import CHUNKED, WHOLE
-from openafm.serving.private.node import GATEWAY_PATH, STATEMENT_PATH
+from openafm.serving.private.node.node import GATEWAY_PATH, STATEMENT_PATH
+from openafm.serving.private.oblivious_http.encapsulation import CHUNKED, WHOLE
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from openafm.core.config import Config
-from openafm.serving.private.checkpoints import MAX_LOG_DAYS, MAX_WITNESS_DAYS, Checkpoint, check_follows, open_checkpoint
 from openafm.serving.private.errors import NodeRefusedError, PrivateSetupError
-from openafm.serving.private.merkle import ProofError, check_inclusion, leaf_hash
-from openafm.serving.private.notes import LOG_KEY, WITNESS_KEY, VerifierKey
-from openafm.serving.private.release_log import LogProofs
-from openafm.serving.private.releases import read_release
-from openafm.serving.private.statements import Statement, check_statement, open_statement
+from openafm.serving.private.log.checkpoints import (
+    MAX_LOG_DAYS,
+    MAX_WITNESS_DAYS,
+    Checkpoint,
+    check_follows,
+    open_checkpoint,
+)
+from openafm.serving.private.log.merkle import ProofError, check_inclusion, leaf_hash
+from openafm.serving.private.log.notes import LOG_KEY, WITNESS_KEY, VerifierKey
+from openafm.serving.private.log.release_log import LogProofs
+from openafm.serving.private.log.releases import read_release
+from openafm.serving.private.node.statements import Statement, check_statement, open_statement
 
 _MAX_PROOF = 64
 

@@ -7,10 +7,10 @@ from math import prod
 
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
+from openafm.models.attention.masks import CausalMask
 from openafm.models.config import DecoderConfig
-from openafm.models.experts_config import ExpertsConfig
-from openafm.models.masks import CausalMask
-from openafm.models.row_layout import ConsecutiveLayout, RowLayoutConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
+from openafm.models.parallel.row_layout import ConsecutiveLayout, RowLayoutConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 

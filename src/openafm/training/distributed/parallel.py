@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import Span
 from openafm.models.config import DecoderConfig
-from openafm.models.context_parallel import GroupKeyValueExchange
 from openafm.models.decoder import Decoder
-from openafm.models.expert_parallel import share_experts
-from openafm.models.experts import Experts, Router
+from openafm.models.feed_forward.experts import Experts, Router
 from openafm.models.layers import RMSNorm
-from openafm.models.spans import Span
-from openafm.models.track_parallel import has_track_dim, share_tracks
+from openafm.models.parallel.context_parallel import GroupKeyValueExchange
+from openafm.models.parallel.expert_parallel import share_experts
+from openafm.models.parallel.track_parallel import has_track_dim, share_tracks
 from openafm.models.vision.clip import ClipModel
 from openafm.training.distributed.config import MeshShape, ParallelConfig
 from openafm.training.distributed.processes import Processes

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.accounting import training_flops
-from openafm.models.attention_context import BatchContext, PackedDocuments
+from openafm.models.attention.context import BatchContext, PackedDocuments
+from openafm.models.attention.row_parts import RowPartContext
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
-from openafm.models.experts import observed_routing
-from openafm.models.row_parts import RowPartContext
+from openafm.models.feed_forward.experts import observed_routing
 from openafm.models.transfer import to_device
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.objectives.config import RoutingLossConfig

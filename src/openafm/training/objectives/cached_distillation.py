@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.models.transfer import to_device
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses

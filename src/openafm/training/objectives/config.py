@@ -50,7 +50,7 @@ class Teacher:
         Raises:
             TeacherError: a source was packed with another tokenizer.
         """
-        from openafm.data.shards import read_manifest
+        from openafm.data.shards.token_shards import read_manifest
 
         for source in trainer.data.sources:
             if read_manifest(source.path).tokenizer_digest != self.bundle.tokenizer.digest:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.accounting import training_flops
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey
 from openafm.models.decoder import Decoder
-from openafm.models.spans import EmbeddingSpan, ImageKey
 from openafm.models.vision.clip import ClipModel, contrastive_loss, sigmoid_loss
 from openafm.training.objectives.base import Losses, ScheduledObjective, zero_losses
 from openafm.training.objectives.config import ContrastiveConfig

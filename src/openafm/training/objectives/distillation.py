@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.training.device import sum_dtype
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.training.objectives.base import Losses, TargetStates, target_states, zero_losses
 from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.accounting import training_flops
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention.context import PackedDocuments
+from openafm.models.attention.spans import Span
 from openafm.models.decoder import Decoder
-from openafm.models.experts import observed_routing
+from openafm.models.feed_forward.experts import observed_routing
 from openafm.models.reward import RewardModel
-from openafm.models.spans import Span
 from openafm.training.objectives.base import Losses, zero_losses
 from openafm.training.objectives.preference_config import PreferenceConfig
 from openafm.training.objectives.routing import routing_losses

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import Span
 from openafm.models.config import DecoderConfig
-from openafm.models.experts import Routing
-from openafm.models.spans import Span
+from openafm.models.feed_forward.experts import Routing
 from openafm.models.transfer import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 

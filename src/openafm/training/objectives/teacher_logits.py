@@ -30,12 +30,12 @@ from openafm.core.config import Config, ConfigError, dump, from_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_file, file_digest, folder_lock, read_document
 from openafm.core.progress import progress
-from openafm.data.batch import Batch, Origin
-from openafm.data.loader import LoaderConfig
-from openafm.data.shard_manifest import FileRecord
-from openafm.data.shards import read_manifest
+from openafm.data.loading.batch import Batch, Origin
+from openafm.data.loading.loader import LoaderConfig
+from openafm.data.shards.manifest import FileRecord
+from openafm.data.shards.token_shards import read_manifest
 from openafm.models.accounting import training_flops
-from openafm.models.attention_context import PackedDocuments
+from openafm.models.attention.context import PackedDocuments
 from openafm.models.decoder import Decoder
 from openafm.models.transfer import to_device
 from openafm.training.config import TrainerConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from openafm.models.activations import MASTER_BYTES, Microbatch, past_tokens
 from openafm.models.config import DecoderConfig
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
 from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.device_memory import gathered_groups, shard_counts

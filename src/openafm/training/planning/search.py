@@ -8,8 +8,8 @@ from math import gcd, isqrt
 
 from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig
-from openafm.models.experts_config import ExpertsConfig
-from openafm.models.row_layout import ConsecutiveLayout, RowLayoutConfig
+from openafm.models.feed_forward.experts_config import ExpertsConfig
+from openafm.models.parallel.row_layout import ConsecutiveLayout, RowLayoutConfig
 from openafm.training.distributed.config import MeshError, MeshShape, ParallelConfig
 from openafm.training.planning.chips import GIB, Chip, PlanError
 from openafm.training.planning.plan import Plan, Workload

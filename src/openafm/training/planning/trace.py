@@ -21,11 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openafm.core.errors import UsageError
-from openafm.data.batch import Batch
-from openafm.models import document_attention
-from openafm.models.expert_parallel import AllToAllExchange, even_counts
-from openafm.models.experts import Experts
-from openafm.models.spans import Span
+from openafm.data.loading.batch import Batch
+from openafm.models.attention import document_attention
+from openafm.models.attention.spans import Span
+from openafm.models.feed_forward.experts import Experts
+from openafm.models.parallel.expert_parallel import AllToAllExchange, even_counts
 from openafm.training.distributed.config import MeshShape, ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes

@@ -17,7 +17,7 @@ from openafm.data.drawing.posters import poster_texts
 from openafm.data.drawing.recheck import ink_errors, text_of_commands, without_space
 from openafm.data.images.documents import Question
 from openafm.data.synthetic.calendar import draw_reference_day
-from openafm.data.synthetic.messages import draw_message, draw_other_message
+from openafm.data.synthetic.tasks.messages import draw_message, draw_other_message
 
 _TRIES = 20
 _SMALLEST, _LARGEST = 18, 44

@@ -12,7 +12,7 @@ from openafm.data.drawing.base import Split
 from openafm.data.drawing.phrases import questions_of
 from openafm.data.drawing.scenes.objects import COLORS, EMOJI, SHAPES, SceneObject
 from openafm.data.synthetic.rendering import Piece, capitalize, render, text_of
-from openafm.data.synthetic.source_text import Frame, Line, TextSection, parse_frame, read_sections
+from openafm.data.synthetic.text_files.source_text import Frame, Line, TextSection, parse_frame, read_sections
 
 _LISTS = {
     "objects": len(EMOJI),

@@ -1,0 +1,1 @@
+"""From token shards to batches: rows of packed documents, drawn by arithmetic."""

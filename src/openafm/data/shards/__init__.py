@@ -1,0 +1,1 @@
+"""Token shards: a folder of memory-mapped arrays with a manifest."""

@@ -1,0 +1,1 @@
+"""The tasks of the built-in corpus: one module each."""

@@ -1,0 +1,160 @@
+"""Event extraction: a message in, `{"title":...,"date":...,"time":...,"location":...}` out; null or [] without an event."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from openafm.data.synthetic.calendar import draw_reference_day
+from openafm.data.synthetic.languages import Split
+from openafm.data.synthetic.reference import (
+    draw_reference,
+    event_instructions,
+    event_instructions_today_only,
+    fill,
+    reference_week,
+)
+from openafm.data.synthetic.schemas import (
+    STYLES,
+    TIME_PATTERN,
+    PropertyDraft,
+    answer_object,
+    nullable,
+    object_schema,
+    styled,
+)
+from openafm.data.synthetic.tasks.messages import draw_message, draw_other_message
+from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, Turn, UserTurn
+from openafm.tokenizer.schema_text import compact_json
+
+EVENT_SCHEMA: JsonSchema = {
+    "title": "Event",
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "date": {"type": "string", "format": "date"},
+        "time": {"type": "string", "pattern": TIME_PATTERN},
+        "location": {"type": "string"},
+    },
+    "required": ["title"],
+    "additionalProperties": False,
+    "x-order": ["title", "date", "time", "location"],
+}
+
+_FIELDS = ("title", "date", "time", "location")
+_NAMES = {
+    "title": ("title", "name", "event", "summary", "subject", "what"),
+    "date": ("date", "day", "start_date", "event date", "on"),
+    "time": ("time", "start_time", "start", "begins at", "at"),
+    "location": ("location", "place", "venue", "where", "address"),
+}
+_TITLES = ("Event", "CalendarEvent", "Appointment", "CalendarEntry", "Meeting", "EventInfo")
+_LIST_NAMES = ("events", "appointments", "entries", "items")
+_CANONICAL_SCHEMA_SHARE = 0.65
+_CANONICAL_INSTRUCTIONS_SHARE, _IN_PROMPT_SHARE, _ENGLISH_SHARE = 0.3, 0.1, 0.5
+_NOTHING_SHARE = 0.25
+# Of messages with an event, the share whose schema also allows the answer that there is no event.
+_MAY_BE_NOTHING_SHARE = 0.3
+_SHAPES = ("null", "null", "null", "property", "list", "list")
+
+
+def event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
+    """Return one message with its event, or a message without one."""
+    frames = frames_of(language, split)
+    today = draw_reference_day(rng)
+    has_event = rng.random() >= _NOTHING_SHARE
+    shape = rng.choice(_SHAPES) if not has_event or rng.random() < _MAY_BE_NOTHING_SHARE else "event"
+    messages = [draw_message(rng, frames, today) if has_event else draw_other_message(rng, frames, today)]
+    if shape == "list" and has_event and rng.random() < 0.4:
+        messages.append(draw_message(rng, frames, today))
+    schema, answer = _schema_and_answer(rng, shape, [message.event for message in messages if message.event])
+    text = rng.choice(("\n", "\n\n", " ")).join(message.text for message in messages)
+    instructions, prompt = _draw_instructions(rng, frames, split, today, shape), text
+    if rng.random() < _IN_PROMPT_SHARE:
+        instructions, prompt = "", f"{instructions}{rng.choice((chr(10), chr(10) * 2, ' '))}{text}"
+    return (
+        Instructions(text=instructions),
+        UserTurn(text=prompt, response_format=schema),
+        AssistantTurn(text=compact_json(answer)),
+    )
+
+
+def _draw_instructions(rng: random.Random, frames: LanguageFrames, split: Split, today: datetime.date, shape: str) -> str:
+    """The task and the reference day, in English or the language of the message."""
+    if rng.random() < _CANONICAL_INSTRUCTIONS_SHARE:
+        writers = (event_instructions, event_instructions_today_only, reference_week)
+        return rng.choices(writers, (0.75, 0.1, 0.15))[0](today)
+    if rng.random() < _ENGLISH_SHARE:
+        frames = frames_of("en", split)
+    section = {"event": "event", "list": "events_list"}.get(shape, "event_or_null")
+    section = "event" if rng.random() < 0.25 else section
+    task = fill(rng, rng.choice(frames.instructions[section]))
+    parts = [task, draw_reference(rng, frames, today)]
+    if rng.random() < 0.25:
+        parts.reverse()
+    return rng.choice((" ", " ", "\n")).join(parts)
+
+
+def _schema_and_answer(rng: random.Random, shape: str, events: Sequence[dict[str, str]]) -> tuple[JsonSchema, Any]:
+    """The schema of a shape, and the events under it."""
+    properties = _draw_properties(rng)
+    title = "Event" if properties is None else rng.choice(_TITLES)
+    if properties is None:
+        schema, answers = EVENT_SCHEMA, list(events)
+    else:
+        schema = object_schema(title, list(properties.values()))
+        answers = [
+            answer_object(list(properties.values()), {p.name: event[f] for f, p in properties.items() if f in event})
+            for event in events
+        ]
+    one = answers[0] if answers else None
+    match shape:
+        case "null":
+            return nullable(schema), one
+        case "property":
+            name = styled(rng.choice(("event", "appointment", "result")), "snake")
+            absence = rng.choice(("null", "omitted"))
+            wrapped = [PropertyDraft(name, schema, absence)]
+            return object_schema(rng.choice(("Answer", "Result", "Extraction")), wrapped), answer_object(
+                wrapped, {} if one is None else {name: one}
+            )
+        case "list":
+            if rng.random() < 0.4:
+                return {"type": "array", "items": schema}, answers
+            name = rng.choice(_LIST_NAMES)
+            listed = [PropertyDraft(name, {"type": "array", "items": schema})]
+            return object_schema(rng.choice(("Events", "Calendar", "Result")), listed), {name: answers}
+    return schema, one
+
+
+def _draw_properties(rng: random.Random) -> dict[str, PropertyDraft] | None:
+    """Properties by field with other names, in another order, or fewer of them; None for the canonical schema."""
+    if rng.random() < _CANONICAL_SCHEMA_SHARE:
+        return None
+    style = rng.choice(STYLES)
+    absence = rng.choice(("omitted", "omitted", "null"))
+    fields = list(_FIELDS)
+    if rng.random() < 0.3:
+        rng.shuffle(fields)
+    if rng.random() < 0.3:
+        fields.remove(rng.choice(("date", "time", "location")))
+    renamed = rng.random() < 0.6
+    properties = {}
+    for field in fields:
+        name = styled(rng.choice(_NAMES[field]) if renamed else field, style)
+        schema = dict(EVENT_SCHEMA["properties"][field])
+        if rng.random() < 0.1:
+            schema["description"] = _DESCRIPTIONS[field]
+        properties[field] = PropertyDraft(name, schema, "never" if field == "title" else absence)
+    return properties
+
+
+_DESCRIPTIONS = {
+    "title": "What the event is called",
+    "date": "Day of the event",
+    "time": "When it starts",
+    "location": "Where it takes place",
+}

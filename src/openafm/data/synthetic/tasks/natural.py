@@ -1,0 +1,235 @@
+"""Requests that people wrote, with intents and slots, as labels, tools and forms of the corpus.
+
+The sets are read from a folder that the project does not contain; `ATTRIBUTIONS` goes into the card of a model trained on
+them. Only their training parts are read. Requests that are nearly the same as one of a test part are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openafm.core.errors import OpenAFMError
+from openafm.data.synthetic.reference import fill
+from openafm.data.synthetic.schemas import STYLES, PropertyDraft, answer_object, object_schema, styled
+from openafm.data.synthetic.tasks.labels import NamedLabel, labeled_turns
+from openafm.data.synthetic.text_files.frames import frames_of
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.schema_text import compact_json
+
+ATTRIBUTIONS = {
+    "snips": "Snips Voice Platform (arXiv 1805.10190), CC0 1.0",
+    "clinc150": "CLINC150, Larson et al., EMNLP 2019, CC BY 3.0",
+    "banking77": "Banking77, PolyAI, CC BY 4.0",
+    "nlupp": "NLU++, PolyAI, CC BY 4.0",
+    "restaurant8k": "Restaurant-8k, PolyAI, CC BY 4.0",
+    "home": "Liu et al., Benchmarking Natural Language Understanding Services, IWSDS 2019, CC BY 4.0",
+}
+_TOOL_SETS, _LABEL_SETS = ("snips", "home", "clinc150"), ("snips", "home", "clinc150", "banking77", "nlupp")
+_FORM_SETS = ("restaurant8k", "snips", "home", "nlupp")
+_KINDS, _KIND_SHARES = ("label", "tool", "form"), (0.4, 0.4, 0.2)
+_NO_CALL_SHARE, _MOST_TOOLS = 0.3, 6
+_ALIKE = 0.8
+_RARE_SLOT = 0.02
+_DONE = ("Done", "OK", "ok", "Ready", "success")
+
+
+class NaturalDataError(OpenAFMError):
+    """The folder of natural requests lacks a file, or a line of it is not a request."""
+
+
+@dataclass(frozen=True)
+class NaturalRequest:
+    """A text with its intents and slots; no intent is out of scope."""
+
+    text: str
+    intents: tuple[str, ...]
+    slots: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class NaturalSet:
+    """The requests of one source, by intent, and the slots that an intent may have."""
+
+    name: str
+    requests: tuple[NaturalRequest, ...]
+    by_intent: Mapping[str, tuple[NaturalRequest, ...]]
+    out_of_scope: tuple[NaturalRequest, ...]
+    slots: Mapping[str, tuple[str, ...]]
+
+
+def natural_turns(rng: random.Random, folder: Path) -> tuple[Turn, ...]:
+    """Return one request as a label, tool or form task.
+
+    Raises:
+        NaturalDataError: the folder lacks a set.
+    """
+    match rng.choices(_KINDS, _KIND_SHARES)[0]:
+        case "label":
+            return _label_turns(rng, natural_set(folder, rng.choice(_LABEL_SETS)))
+        case "tool":
+            return _tool_turns(rng, natural_set(folder, rng.choice(_TOOL_SETS)))
+    return _form_turns(rng, natural_set(folder, rng.choice(_FORM_SETS)))
+
+
+def words_of_intent(intent: str) -> str:
+    """Return `AddToPlaylist` and `card_arrival` as words."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", intent).replace("_", " ").lower()
+
+
+@functools.cache
+def natural_set(folder: Path, name: str) -> NaturalSet:
+    """Return the training part of a set, read once, without near-duplicates of its test part.
+
+    Raises:
+        NaturalDataError: the file is missing or damaged.
+    """
+    test = folder / f"{name}-test.jsonl.gz"
+    known = NearDuplicates(request.text for request in _read(test)) if test.exists() else NearDuplicates(())
+    requests = tuple(request for request in _read(folder / f"{name}-train.jsonl.gz") if not known.has(request.text))
+    by_intent: dict[str, list[NaturalRequest]] = defaultdict(list)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for request in requests:
+        for intent in request.intents:
+            by_intent[intent].append(request)
+            counts[intent].update(list(request.slots))
+    return NaturalSet(
+        name=name,
+        requests=requests,
+        by_intent={intent: tuple(found) for intent, found in by_intent.items()},
+        out_of_scope=tuple(request for request in requests if not request.intents),
+        slots={
+            intent: tuple(slot for slot, count in found.items() if count >= _RARE_SLOT * len(by_intent[intent]))
+            for intent, found in counts.items()
+        },
+    )
+
+
+class NearDuplicates:
+    """Texts, and whether another text shares most of its runs of three words with one of them."""
+
+    def __init__(self, texts: Iterator[str] | Sequence[str]) -> None:
+        self._shingles = [_shingles(text) for text in texts]
+        self._found: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for index, shingles in enumerate(self._shingles):
+            for shingle in shingles:
+                self._found[shingle].append(index)
+
+    def has(self, text: str) -> bool:
+        shingles = _shingles(text)
+        shared = Counter(index for shingle in shingles for index in self._found.get(shingle, ()))
+        return any(count / (len(shingles) + len(self._shingles[index]) - count) >= _ALIKE for index, count in shared.items())
+
+
+def _shingles(text: str) -> frozenset[tuple[str, ...]]:
+    words = ["", *re.findall(r"\w+", text.lower()), ""]
+    return frozenset(tuple(words[at : at + 3]) for at in range(max(1, len(words) - 2)))
+
+
+def _read(file: Path) -> Iterator[NaturalRequest]:
+    try:
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield _request(json.loads(line))
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise NaturalDataError(f"{file} cannot be read as natural requests: {error}") from error
+
+
+def _request(row: Mapping[str, Any]) -> NaturalRequest:
+    """A row; values are given the letters that the text has, and values that it lacks are left out."""
+    text = row["text"]
+    pairs = row.get("slots", ())
+    if "plain" in row and any(value.lower() not in text.lower() for _, value in pairs):
+        text = row["plain"]
+    slots: dict[str, str] = {}
+    for name, value in pairs:
+        at = text.lower().find(value.lower())
+        if at >= 0 and name not in slots and len(text) == len(text.lower()):
+            slots[name] = text[at : at + len(value)]
+    intents = row.get("intents") or ([row["intent"]] if row.get("intent") else [])
+    return NaturalRequest(text=text, intents=tuple(intents), slots=slots)
+
+
+def _label_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
+    intents = list(requests.by_intent)
+    request = rng.choice(requests.requests)
+    if not request.intents:
+        drawn = rng.sample(intents, min(len(intents), rng.randint(2, 6)))
+        others = [NamedLabel(words_of_intent(intent), "") for intent in drawn]
+        return labeled_turns(rng, request.text, NamedLabel("out of scope", ""), others, "en", "train")
+    gold = rng.choice(request.intents)
+    absent = [intent for intent in intents if intent not in request.intents]
+    near = [intent for intent in absent if set(words_of_intent(intent).split()) & set(words_of_intent(gold).split())]
+    chosen = {*rng.sample(near, min(len(near), 2)), *rng.sample(absent, min(len(absent), rng.randint(1, 6)))}
+    others = [NamedLabel(words_of_intent(intent), "") for intent in sorted(chosen)]
+    return labeled_turns(rng, request.text, NamedLabel(words_of_intent(gold), ""), others, "en", "train")
+
+
+def _tool_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
+    """One request with the tool of its intent among others, or without it."""
+    frames, style = frames_of("en", "train"), rng.choice(STYLES[:6])
+    intents = list(requests.by_intent)
+    is_absent = rng.random() < _NO_CALL_SHARE
+    request = rng.choice(requests.out_of_scope if is_absent and requests.out_of_scope else requests.requests)
+    absent = [intent for intent in intents if intent not in request.intents]
+    chosen = rng.sample(absent, min(len(absent), rng.randint(1, _MOST_TOOLS - 1)))
+    if request.intents and not is_absent:
+        chosen = [request.intents[0], *chosen[: _MOST_TOOLS - 1]]
+        rng.shuffle(chosen)
+    tools = {intent: _define(rng, requests, intent, style) for intent in chosen}
+    task = fill(rng, rng.choice(frames.instructions["tool"])) if rng.random() < 0.8 else ""
+    instructions, prompt = Instructions(text=task, tools=tuple(tools.values())), UserTurn(text=request.text)
+    if is_absent or not request.intents:
+        answer = fill(rng, rng.choice(frames.instructions["no_tool"]))
+        return instructions, prompt, AssistantTurn(text=answer)
+    tool = tools[request.intents[0]]
+    arguments = {name: request.slots[name] for name in tool.parameters["x-order"] if name in request.slots}
+    output = rng.choice(_DONE)
+    return (
+        instructions,
+        prompt,
+        AssistantTurn(tool_calls=(ToolCall(name=tool.name, arguments=arguments),)),
+        ToolTurn(name=tool.name, text=output),
+        AssistantTurn(text=fill(rng, rng.choice(frames.instructions["answer"]), output=output)),
+    )
+
+
+def _define(rng: random.Random, requests: NaturalSet, intent: str, style: str) -> ToolDefinition:
+    words = words_of_intent(intent)
+    slots = list(requests.slots.get(intent, ()))
+    rng.shuffle(slots)
+    properties = [PropertyDraft(slot, {"type": "string"}, "omitted") for slot in slots]
+    return ToolDefinition(
+        name=styled(words, style),
+        description=rng.choice((words.capitalize() + ".", words.capitalize(), "")) or words,
+        parameters=object_schema(styled(words, "pascal"), properties),
+    )
+
+
+def _form_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
+    """One request with its slots as fields, among slots that it does not have."""
+    frames = frames_of("en", "train")
+    request = rng.choice(requests.requests)
+    intent = rng.choice(request.intents) if request.intents else ""
+    everything = requests.slots.get(intent) or sorted({name for each in requests.requests[:500] for name in each.slots})
+    names = list(dict.fromkeys([*request.slots, *rng.sample(everything, min(len(everything), rng.randint(0, 4)))]))
+    names = names or list(everything[:2]) or ["value"]
+    rng.shuffle(names)
+    absence, style = rng.choice(("omitted", "null")), rng.choice(STYLES)
+    renamed = {name: styled(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower(), style) for name in names}
+    properties = [PropertyDraft(renamed[name], {"type": "string"}, absence) for name in names]
+    values = {renamed[name]: value for name, value in request.slots.items() if name in renamed}
+    title = styled(words_of_intent(intent or rng.choice(("booking", "request", "details"))), "pascal")
+    return (
+        Instructions(text=fill(rng, rng.choice(frames.instructions["form"]))),
+        UserTurn(text=request.text, response_format=object_schema(title, properties)),
+        AssistantTurn(text=compact_json(answer_object(properties, values))),
+    )

@@ -1,0 +1,1 @@
+"""Read the hand-written text files of the corpus (docs/corpus-authoring.md)."""

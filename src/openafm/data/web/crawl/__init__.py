@@ -1,0 +1,1 @@
+"""The crawler: which pages, in which order, fetched how."""

@@ -1,0 +1,1 @@
+"""Attention: configs, modules, position embeddings, masks, and the contexts that store keys and values (report 2.1)."""

@@ -1,0 +1,1 @@
+"""The report's claims, by section; `catalog.py` lists all."""

@@ -1,0 +1,1 @@
+"""The stages of a reproduction, by section of the report; `catalog.py` lists all."""

@@ -1,0 +1,1 @@
+"""The data of runs: built-in corpora, mixtures, the user's data."""

@@ -1,0 +1,1 @@
+"""The log of releases: signed checkpoints, Merkle trees, witnesses, its server."""

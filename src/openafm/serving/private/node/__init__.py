@@ -1,0 +1,1 @@
+"""A private node: its server, folder, keys and signed statements."""

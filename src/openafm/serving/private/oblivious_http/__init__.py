@@ -1,0 +1,1 @@
+"""Oblivious HTTP: binary messages, encryption in whole and in chunks, padding."""

@@ -1,0 +1,313 @@
+"""The corpus as a whole: deterministic, in every language and task, its structured answers valid."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import datetime
+import functools
+import hashlib
+import itertools
+import json
+import operator
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+
+import jsonschema
+import pytest
+
+from openafm.core.config import ConfigError, from_dict, to_dict
+from openafm.data.synthetic import (
+    EVENT_SCHEMA,
+    LANGUAGES,
+    TASKS,
+    SyntheticConfig,
+    event_instructions,
+    event_instructions_today_only,
+    example,
+    generate,
+)
+from openafm.data.synthetic.tasks.labels import _draw_language
+from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, UserTurn
+from openafm.tokenizer.schema_text import compact_json
+
+pytestmark = pytest.mark.xdist_group("languages")  # one worker reads the files of all languages
+
+DIGEST = """
+import hashlib
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.tokenizer.schema_text import compact_json
+config = SyntheticConfig(seed=3, split="held_out", languages={"en": 1, "de": 1})
+print(hashlib.sha256("".join(compact_json(c.to_dict()) for c in generate(config, 300)).encode()).hexdigest())
+"""
+
+
+def of(task: str, language: str, count: int, split: str = "train") -> list[Conversation]:
+    config = from_dict(SyntheticConfig, {"seed": 1, "split": split, "tasks": {task: 1}, "languages": {language: 1}})
+    return list(generate(config, count))
+
+
+@pytest.mark.long
+def test_the_same_index_gives_the_same_example_in_another_process() -> None:
+    config = SyntheticConfig(seed=3, split="held_out", languages={"en": 1, "de": 1})
+    here = hashlib.sha256("".join(compact_json(c.to_dict()) for c in generate(config, 300)).encode()).hexdigest()
+    environment = os.environ | {"PYTHONHASHSEED": "12345"}
+    there = subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True, env=environment)
+    assert there.stdout.strip() == here
+
+
+def test_an_example_depends_on_seed_split_and_index_alone() -> None:
+    config = SyntheticConfig(seed=5)
+    stream = list(generate(config, 50))
+    assert [example(config, index) for index in reversed(range(50))] == stream[::-1]
+    assert example(SyntheticConfig(seed=6), 0) != stream[0]
+    assert example(SyntheticConfig(seed=5, split="held_out"), 0) != stream[0]
+    assert len({compact_json(conversation.to_dict()) for conversation in stream}) == 50
+
+
+def test_every_language_has_its_share_and_english_the_largest() -> None:
+    weights = SyntheticConfig().languages
+    assert set(weights) == set(LANGUAGES)
+    assert min(weights.values()) / sum(weights.values()) >= 0.03
+    counts = collections.Counter(conversation.language for conversation in generate(SyntheticConfig(), 1500))
+    assert min(counts[language] for language in LANGUAGES) >= 0.03 * 1500
+    assert counts.most_common(1)[0][0] == "en"
+
+
+def test_weights_choose_tasks_and_languages() -> None:
+    config = SyntheticConfig(tasks={"lookup": 1.0, "event": 0.0}, languages={"da": 1.0, "ko": 3.0})
+    counts = collections.Counter((conversation.task, conversation.language) for conversation in generate(config, 400))
+    assert counts.keys() == {("lookup", "da"), ("lookup", "ko")}
+    assert 2 < counts["lookup", "ko"] / counts["lookup", "da"] < 4.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tasks": {"events": 1}}, "unknown task 'events'; did you mean 'event'"),
+        ({"languages": {"zh": 1}}, "unknown language 'zh'"),
+        ({"tasks": {"form": -1}}, "0 or more"),
+        ({"languages": {"en": 0}}, "positive weight"),
+        ({"split": "test"}, "expected one of 'train', 'held_out'"),
+    ],
+)
+def test_a_wrong_config_is_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_dict(SyntheticConfig, arguments)
+
+
+def test_the_config_survives_json() -> None:
+    config = SyntheticConfig(seed=9, split="held_out", tasks={"event": 1.0}, languages={"vi": 2.0})
+    assert from_dict(SyntheticConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_exists_in_every_language(task: str, language: str) -> None:
+    for split in ("train", "held_out"):
+        for conversation in of(task, language, 6, split):
+            assert (conversation.task, conversation.language) == (task, language)
+            instructions, user, *rest = conversation.turns
+            assert isinstance(instructions, Instructions)
+            assert isinstance(user, UserTurn)
+            assert isinstance(rest[-1], AssistantTurn)
+            text = compact_json(conversation.to_dict())
+            assert not re.search(r"\{[a-z_0-9]+\}", instructions.text + user.text), user.text
+            assert all(turn.text.strip() == turn.text for turn in (instructions, user))
+            assert user.text
+            assert rest[-1].text
+            assert Conversation.from_dict(json.loads(text)) == conversation
+            check_answer(user, rest[-1])
+
+
+@functools.cache
+def validator(schema: str) -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(json.loads(schema))
+    return jsonschema.Draft202012Validator(json.loads(schema), format_checker=jsonschema.FormatChecker())
+
+
+def check_answer(user: UserTurn, answer: AssistantTurn) -> None:
+    """Check that a structured answer is compact JSON that follows its schema, keys in `x-order`."""
+    if user.response_format is None:
+        return
+    value = json.loads(answer.text)
+    validator(compact_json(user.response_format)).validate(value)
+    assert answer.text == compact_json(value)
+    if not isinstance(value, dict) or "x-order" not in user.response_format:
+        return
+    order = user.response_format["x-order"]
+    assert set(order) == set(user.response_format["properties"])
+    assert list(value) == [name for name in order if name in value]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tool_calls_and_results_are_arithmetically_right(language: str) -> None:
+    num_calls = set()
+    for conversation in of("arithmetic", language, 30):
+        instructions, user, call, *results, answer = conversation.turns
+        assert isinstance(instructions, Instructions)
+        assert isinstance(user, UserTurn)
+        assert isinstance(call, AssistantTurn)
+        assert isinstance(answer, AssistantTurn)
+        assert len(call.tool_calls) == len(results)
+        num_calls.add(len(results))
+        tools = {tool.name: tool for tool in instructions.tools}
+        for tool_call, result in zip(call.tool_calls, results, strict=True):
+            assert isinstance(result, ToolTurn)
+            assert result.name == tool_call.name
+            validator(compact_json(tools[tool_call.name].parameters)).validate(tool_call.arguments)
+            expression = tool_call.arguments["expression"]
+            assert calculated(expression) == int(result.text) > 0
+            assert result.text in answer.text
+            assert set(re.findall(r"\d+", expression)) <= set(re.findall(r"\d+", user.text))
+    assert num_calls == {1, 2}
+
+
+def calculated(expression: str) -> int:
+    tree = ast.parse(expression, mode="eval").body
+    assert isinstance(tree, ast.BinOp)
+    assert isinstance(tree.left, ast.Constant)
+    assert isinstance(tree.right, ast.Constant)
+    left, right = tree.left.value, tree.right.value
+    if isinstance(tree.op, ast.Div):
+        assert left % right == 0
+        return int(left // right)
+    return int({ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}[type(tree.op)](left, right))
+
+
+def test_tags_are_distinct_and_come_with_and_without_a_choice() -> None:
+    with_choice = 0
+    for conversation in of("tagging", "en", 200):
+        user, answer = conversation.turns[1:]
+        assert isinstance(user, UserTurn)
+        assert user.response_format is not None
+        tags = json.loads(answer.text)["tags"]
+        assert 1 <= len(set(tags)) == len(tags) <= 3
+        choice = user.response_format["properties"]["tags"]["items"].get("enum")
+        if choice is not None:
+            with_choice += 1
+            assert len(choice) > len(tags)
+    assert 100 < with_choice < 190
+
+
+def test_a_quarter_of_the_event_messages_has_no_event_and_the_answer_says_so() -> None:
+    empty = {"null", "[]", "{}"}
+    answers = [c.turns[-1].text for c in of("event", "en", 600)]
+    nothing = [text for text in answers if text in empty or re.fullmatch(r'\{"[^"]+":(null|\[\])\}', text)]
+    assert 0.18 < len(nothing) / len(answers) < 0.32
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_titles_and_places_are_spans_of_the_message(split: str) -> None:
+    checked = 0
+    for conversation in of("event", "en", 300, split):
+        user, answer = conversation.turns[1:]
+        assert isinstance(user, UserTurn)
+        if user.response_format == EVENT_SCHEMA:
+            event = json.loads(answer.text)
+            assert event["title"] in user.text
+            assert event.get("location", "") in user.text
+            checked += 1
+    assert checked > 100
+
+
+def test_the_canonical_instructions() -> None:
+    assert event_instructions(datetime.date(2026, 11, 21)) == (
+        "Extract the event. Today is Sat 2026-11-21; "
+        "Sun 11-22, Mon 11-23, Tue 11-24, Wed 11-25, Thu 11-26, Fri 11-27, Sat 11-28."
+    )
+    assert "; Sun 12-29, Mon 12-30, Tue 12-31, Wed 2025-01-01," in event_instructions(datetime.date(2024, 12, 28))
+    assert event_instructions_today_only(datetime.date(2028, 2, 29)) == "Extract the event. Today is Tue 2028-02-29."
+
+
+def test_tool_calls_follow_their_schema_and_a_third_of_the_requests_takes_none() -> None:
+    without, num_calls = 0, collections.Counter[int]()
+    conversations = of("tool", "en", 400) + of("tool", "en", 100, "held_out")
+    for conversation in conversations:
+        instructions, *turns = conversation.turns
+        assert isinstance(instructions, Instructions)
+        tools = {tool.name: tool for tool in instructions.tools}
+        assert 1 <= len(tools) == len(instructions.tools) <= 8
+        assert isinstance(turns[1], AssistantTurn)
+        without += not turns[1].tool_calls
+        num_calls[len(turns[1].tool_calls)] += 1
+        for turn, following in itertools.pairwise(turns):
+            for call in turn.tool_calls if isinstance(turn, AssistantTurn) else ():
+                validator(compact_json(tools[call.name].parameters)).validate(call.arguments)
+                assert isinstance(following, ToolTurn)
+    assert 0.25 < without / len(conversations) < 0.38
+    assert num_calls[2] > 20
+
+
+def test_copied_arguments_stand_in_the_request() -> None:
+    for conversation in of("tool", "en", 300):
+        instructions, user, answer = conversation.turns[:3]
+        assert isinstance(instructions, Instructions)
+        assert isinstance(answer, AssistantTurn)
+        tools = {tool.name: tool.parameters["properties"] for tool in instructions.tools}
+        for call in answer.tool_calls:
+            for name, value in call.arguments.items():
+                if tools[call.name][name] == {"type": "string"}:
+                    assert value.lower() in user.text.lower()
+
+
+def test_text_of_a_schema_is_no_part_of_an_answer() -> None:
+    for conversation in of("form", "en", 300):
+        user, answer = conversation.turns[1:]
+        assert isinstance(user, UserTurn)
+        assert user.response_format is not None
+        for name, schema in user.response_format["properties"].items():
+            value = json.loads(answer.text).get(name)
+            if schema == {"type": "string"}:
+                assert value is None or value in user.text
+
+
+def test_labels_stand_in_any_order() -> None:
+    positions = collections.Counter[float]()
+    for conversation in of("label", "en", 800):
+        user, answer = conversation.turns[1:]
+        assert isinstance(user, UserTurn)
+        schema = user.response_format
+        if schema is None:
+            continue
+        (choice,) = schema.get("properties", {"": schema}).values()
+        value = json.loads(answer.text)
+        (label,) = value.values() if isinstance(value, dict) else [value]
+        assert 2 <= len(choice["enum"]) <= 8
+        if len(choice["enum"]) == 3:
+            positions[choice["enum"].index(label)] += 1
+    assert max(positions.values()) < 2 * min(positions.values())
+
+
+def test_a_lookup_answers_with_the_value_that_stands_beside_the_key() -> None:
+    for conversation in of("lookup", "en", 200):
+        instructions, first, *_ = conversation.turns
+        for user, answer in zip(conversation.turns[1::2], conversation.turns[2::2], strict=True):
+            assert isinstance(user, UserTurn)
+            value = answer.text if user.response_format is None else next(iter(json.loads(answer.text).values()))
+            assert value in instructions.text + first.text
+
+
+def test_a_list_is_asked_for_several_keys_and_for_weekdays_in_another_form() -> None:
+    lookups = of("lookup", "de", 300)
+    assert {len(lookup.turns) // 2 for lookup in lookups} == {1, 2, 3, 4, 5, 6}
+    listed = [(t[0].text + t[1].text.rsplit("\n", 1)[0], turn.text) for t in (x.turns for x in lookups) for turn in t[3::2]]
+    assert any("Freitag" in question and "Freitag" not in entries and "Fr" in entries for entries, question in listed)
+
+
+def test_the_corpus_is_made_fast_enough() -> None:
+    list(generate(SyntheticConfig(), 200))
+    start = time.process_time()
+    list(generate(SyntheticConfig(), 500))
+    assert time.process_time() - start < 5  # 2 M tokens a minute take 1.5 s
+
+
+def test_a_choice_among_languages_has_two_or_more_with_different_names() -> None:
+    for seed in range(500):
+        _, gold, others = _draw_language(random.Random(seed), "train")
+        names = [gold.name, *(other.name for other in others)]
+        assert len(set(names)) == len(names) >= 2
