@@ -14,7 +14,6 @@ on the same port several times. An annotator repeats a request that got no reply
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -30,7 +29,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.annotation.database import Database
 from openafm.annotation.environments.project import DATABASE, write_sample
@@ -47,10 +46,7 @@ COMMAND = "from openafm.cli.main import main; main()"
 
 def main() -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="8 annotators, 2 kills, 30 s instead of 50, 5 and 180 s")
-    arguments = parser.parse_args()
+    arguments = benchmark_parser(__doc__, "8 annotators, 2 kills, 30 s instead of 50, 5 and 180 s").parse_args()
     people, kills, seconds = (8, 2, 30.0) if arguments.quick else (50, 5, 180.0)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder) / "travel", people, kills, seconds)

@@ -9,7 +9,6 @@ inserts, deletes, undo, redo) after which the rows differ from those of a replay
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import sys
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.annotation.database import Database
 from openafm.annotation.environments.pool import ToolPool
@@ -51,10 +50,7 @@ _keys = itertools.count()
 
 def main() -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="50 reverts and 300 random changes")
-    arguments = parser.parse_args()
+    arguments = benchmark_parser(__doc__, "50 reverts and 300 random changes").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure_reverts(Path(folder), num_reverts=50 if arguments.quick else 300)
         found |= compare_random_changes(Path(folder), 300 if arguments.quick else 10_000)

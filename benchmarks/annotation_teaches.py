@@ -14,7 +14,6 @@ training. After each part of their reference calls the model writes the next tur
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -29,7 +28,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -108,10 +107,7 @@ class Policy:
 
 def main() -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quick", action="store_true", help="fewer tasks and steps: about two minutes")
-    arguments = parser.parse_args()
+    arguments = benchmark_parser(__doc__, "fewer tasks and steps: about two minutes").parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), QUICK if arguments.quick else FULL)
     hand_in({"figures": found}, REPORT, arguments)

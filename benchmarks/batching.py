@@ -16,7 +16,6 @@ eighth of the depth and claims nothing.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import statistics
@@ -31,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent / "native"))
 
 import numpy as np
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from synthetic import add_bundle_options, synthetic_bundle
 
 from openafm.runtime.decoding.generation import Generation, generate
@@ -67,9 +66,7 @@ QUICK = Setting(num_layers=7, rounds=1, num_tokens=12, long_prompt=1024, tokens_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     add_bundle_options(parser)
     options = parser.parse_args()
     setting = QUICK if options.quick else FULL

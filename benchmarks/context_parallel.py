@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.shards.writer import write_shards
@@ -66,9 +66,7 @@ QUICK = (Case("on_device.micro", 2048), Case("on_device.micro", 4096, (1.0,)), C
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--rank", nargs=3, metavar=("CASE", "LAYOUT", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

@@ -15,7 +15,6 @@ A full run writes docs/benchmarks/crawl.json.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import subprocess
@@ -31,7 +30,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.sites import SiteConfig, generate_site
 from openafm.data.sites.server import SiteServer, serve
@@ -51,10 +50,8 @@ COMMAND = "from openafm.cli.main import main; main()"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--peer", type=Path, help="Python of an environment with scrapy")
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     num_kills, num_sites, num_pages = (2, 2, 20) if options.quick else (10, 8, 100)
     figures = kills(num_kills, 30 * num_kills)

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.core.config import from_dict, to_dict
 from openafm.core.files import write_json
@@ -189,9 +189,7 @@ def measure(quick: bool) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()

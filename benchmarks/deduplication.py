@@ -13,7 +13,6 @@ A full run writes docs/benchmarks/deduplication.json.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import json
 import multiprocessing
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.deduplication import MinHashConfig
 from openafm.data.deduplication.minhash import minhash_signatures
@@ -65,10 +64,8 @@ print(json.dumps({"hashes": len(texts) / from_hashes, "text": len(texts) / (time
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "fewer documents; makes no claim")
     parser.add_argument("--peer", default=sys.executable, help="a Python interpreter that has datasketch")
-    parser.add_argument("--quick", action="store_true", help="fewer documents; makes no claim")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     num_documents, num_pairs, sizes = (300, 40, (2_000, 8_000)) if options.quick else (1_000, 300, (25_000, 100_000))
     figures = {**measure_speed(num_documents, options.peer), **measure_pairs(num_pairs), **measure_reduction(sizes)}

@@ -16,7 +16,6 @@ A full run writes docs/benchmarks/drafting.json. `--quick` takes an eighth of th
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import statistics
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 
 import numpy as np
 from numpy.typing import NDArray
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from synthetic import NUM_LAYERS, add_bundle_options, synthetic_bundle
 
 from openafm.runtime.batching.pending import TokenChunk
@@ -132,9 +131,7 @@ class CountedDraftLengthConfig(DraftLengthConfig):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--cost", type=float, default=0.1, help="a step of the draft model, as a share of one of the target")
     add_bundle_options(parser)
     options = parser.parse_args()

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.drawn_parts import Part, PartResult, draw_part
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.core.executors import LocalConfig
 from openafm.data.drawing.generators import generator_names
@@ -33,13 +33,11 @@ SHOWN_ERRORS = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="50 documents of each kind")
+    parser = benchmark_parser(__doc__, "50 documents of each kind")
     parser.add_argument("--kinds", default="all", help="kinds separated by commas")
     parser.add_argument("--count", type=int, help="documents of each kind")
     parser.add_argument("--workers", type=int, default=0, help="worker processes; default: one per core")
     parser.add_argument("--finished", type=Path, help="file of finished parts; default: none is stored")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     hand_in(measure(options), REPORT, options)
 

@@ -12,7 +12,6 @@ Peers are measured where they are installed. Exit code 3 without the data. A ful
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.extraction import ExtractionConfig
 from openafm.data.extraction.train import read_benchmark, tuning_ids
@@ -38,11 +37,9 @@ Extract = Callable[[bytes], str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "every sixth page")
     parser.add_argument("--data", type=Path, help="copy of the article benchmark")
     parser.add_argument("--data990", type=Path, help="folder tests of trafilatura")
-    parser.add_argument("--quick", action="store_true", help="every sixth page")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     if options.data is None or not (options.data / "ground-truth.json").is_file():
         print("extraction: no article benchmark; pass a copy of it with --data", file=sys.stderr)

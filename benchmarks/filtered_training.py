@@ -10,7 +10,6 @@ seeds, in nats per token. A full run writes docs/benchmarks/filtered_training.js
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.cli.main import run
 from openafm.core.executors import LocalConfig
@@ -43,10 +42,7 @@ NUM_STAGES = {"filtered": 3, "deduplicated": None}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one seed, few steps")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "one seed, few steps").parse_args()
     with tempfile.TemporaryDirectory(prefix="openafm-") as name:
         folder = Path(name)
         os.environ["OPENAFM_HOME"] = str(folder / "home")

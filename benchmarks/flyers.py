@@ -19,7 +19,6 @@ Contestants read the same English flyers. A field is right if it equals the trut
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -31,7 +30,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from shared.vision_runs import FEW_TOKENS, draw, home, multimodal, trained, with_vocabulary
 
 import openafm as fm
@@ -159,12 +158,10 @@ def trained_reader(folder: Path, size: str, count: int, steps: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "a tiny model and few flyers; claims nothing")
     parser.add_argument("--bundle", help="a multimodal bundle, by name or path; default: train one first")
     parser.add_argument("--count", type=int, help="flyers to read")
     parser.add_argument("--steps", type=int, default=3_000, help="steps of training without --bundle")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and few flyers; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     bundle = None if options.bundle is None else str(open_bundle(options.bundle).path)
     with home() as folder:

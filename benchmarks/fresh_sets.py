@@ -10,14 +10,13 @@ A full run writes docs/benchmarks/fresh_sets.json. `--quick` scores a few cases 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.evaluation.fresh.cases import Case
@@ -28,12 +27,10 @@ QUICK = 8  # every how many cases one is taken in a smoke run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--model", default="nano", help="name or path of a bundle")
     parser.add_argument("--natural", type=Path, help="folder of NAME-test.jsonl.gz files")
     parser.add_argument("--count", type=int, default=NUM_NATURAL_CASES, help="cases of each natural set and task")
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     cases = fresh_cases(options.natural, options.count)
     hand_in(measure(options.model, cases[::QUICK] if options.quick else cases), REPORT, options)

@@ -15,7 +15,6 @@ Graders of different skill compare systems of known strength; some judgments are
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from pathlib import Path
@@ -24,7 +23,7 @@ import choix
 import krippendorff
 import numpy as np
 import statsmodels.api
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from statsmodels.stats.inter_rater import cohens_kappa as peer_kappa
 from statsmodels.stats.proportion import proportion_confint
 
@@ -134,10 +133,7 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="10 rounds instead of 200")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args()
+    arguments = benchmark_parser(__doc__, "10 rounds instead of 200").parse_args()
     rounds = 10 if arguments.quick else 200
     generator = np.random.default_rng(1)
     result: dict[str, float] = {}

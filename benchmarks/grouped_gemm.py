@@ -17,7 +17,6 @@ A full run takes about 2 minutes and writes docs/benchmarks/grouped_gemm.json. `
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import statistics
@@ -30,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.nn.functional as F
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from torch import Tensor
 
 from openafm.models.feed_forward.experts import Experts
@@ -44,10 +43,7 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "grouped_gemm.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     token_counts, num_rounds = ((512,), 2) if options.quick else ((512, 2048, 8192), 15)
 

@@ -19,7 +19,6 @@ no text of the corpus has two content words of one new act. With `--bundle`, the
 
 from __future__ import annotations
 
-import argparse
 import csv
 import dataclasses
 import json
@@ -34,7 +33,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.bundle import Bundle, open_bundle, resolve_model
@@ -69,11 +68,9 @@ RESPONSE = "The museum opens at nine. Bring a coat, the halls are cool. Tickets 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "a third of the held-out texts")
     parser.add_argument("--bundle", help="read the hidden states of this bundle, too")
     parser.add_argument("--xstest", type=Path, default=XSTEST, help="xstest_prompts.csv")
-    parser.add_argument("--quick", action="store_true", help="a third of the held-out texts")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     bundle = None if options.bundle is None else open_bundle(options.bundle)
     hand_in(measure(bundle, options.xstest, stride=3 if options.quick else 1), REPORT, options)

@@ -10,7 +10,6 @@ over all metrics of GSM8K, MGSM, MMLU and IFEval.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import logging
@@ -24,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from harness.ifeval_peer import peer
 from harness.peer_tasks import peer_scores, peer_task, rows, scripted_likelihood, scripted_model, until, write_rows
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.evaluation.harness.answerer import RecordedAnswerer
 from openafm.evaluation.harness.cache import OutputCache
@@ -39,10 +38,8 @@ SUBJECTS = ("anatomy", "world_religions", "college_physics")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "100 items of each task")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the evaluation sets")
-    parser.add_argument("--quick", action="store_true", help="100 items of each task")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
         report = measure(options.data, 100 if options.quick else None)

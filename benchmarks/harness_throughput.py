@@ -11,7 +11,6 @@ A full run writes docs/benchmarks/harness_throughput.json. `ratio` is the geomet
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import math
@@ -25,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from harness.peer_tasks import peer_scores, peer_task, rows, write_rows
 from harness.random_qwen import save_random_qwen
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.bundle.hugging_face import import_hugging_face
@@ -53,10 +52,8 @@ class GenerationOnlyConfig(MBPPCompletionConfig):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "fewer items and a smaller model")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the evaluation sets")
-    parser.add_argument("--quick", action="store_true", help="fewer items and a smaller model")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
         report = measure(options.data, quick=options.quick)

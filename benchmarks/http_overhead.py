@@ -11,7 +11,6 @@ A full run writes docs/benchmarks/http_overhead.json. `--quick` runs the same co
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 os.environ["OPENAFM_THREADS"] = "1"
 
 import uvicorn
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.serving.app import build_app
@@ -53,10 +52,7 @@ while reply.read(65536):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     rounds, num_tokens = (8, 300) if options.quick else (15, 1000)
     model = fm.SystemLanguageModel(bundle="nano").load()
     bias = {model.template.stop_token(model.tokenizer): -100.0}  # the answer does not end

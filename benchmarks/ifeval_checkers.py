@@ -8,7 +8,6 @@ A full run writes docs/benchmarks/ifeval_checkers.json. `--quick` judges 10 resp
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import sys
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness.ifeval_peer import peer
 from harness.ifeval_responses import responses
 from harness.peer_tasks import rows
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.evaluation.tasks.ifeval_rules import CHECKS, follows, has_published_sentences, variants
 
@@ -29,10 +28,8 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "ifeval_checkers.js
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "10 responses to each prompt")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the evaluation sets")
-    parser.add_argument("--quick", action="store_true", help="10 responses to each prompt")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
         report = measure(options.data, 10 if options.quick else 50)

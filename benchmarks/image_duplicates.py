@@ -11,7 +11,6 @@ writes docs/benchmarks/image_duplicates.json.
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
 import sys
@@ -26,7 +25,7 @@ import pyarrow.parquet as pq
 from PIL import Image, ImageDraw
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.images.duplicates import ImageDuplicatesConfig, image_signature
 
@@ -36,10 +35,7 @@ COPIES = ("encoded", "scaled", "cropped")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer pictures; makes no claim")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "fewer pictures; makes no claim").parse_args()
     hand_in({"figures": measure(40 if options.quick else 600)}, REPORT, options)
 
 

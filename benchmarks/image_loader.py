@@ -35,7 +35,7 @@ import numpy as np
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.core.executors import num_cores
 from openafm.data.images.decoding import pixels, stored_image
@@ -57,9 +57,7 @@ ROWS, ROW_TOKENS = 8, 1024
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer images; makes no claim")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__, "fewer images; makes no claim")
     parser.add_argument("--batches", nargs=3, metavar=("SHARDS", "FIRST", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.batches:

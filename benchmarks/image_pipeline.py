@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
 from openafm.data.pairs.runner import run_pairs
@@ -42,9 +42,7 @@ FETCHED_AT = "2026-01-01T00:00:00+00:00"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer pages")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__, "fewer pages")
     parser.add_argument("--run", nargs=2, type=Path, metavar=("WARC", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:

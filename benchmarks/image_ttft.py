@@ -13,7 +13,6 @@ A full run writes docs/benchmarks/image_ttft.json. `--quick` runs the same code 
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import statistics
@@ -26,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENAFM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from PIL import Image
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from shared.vision_runs import home
 
 import openafm as fm
@@ -88,10 +87,7 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="3 rounds; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "3 rounds; claims nothing").parse_args()
     with home() as folder:
         hand_in(measure(folder, 3 if options.quick else 15), REPORT, options)
 

@@ -19,7 +19,6 @@ A full run writes docs/benchmarks/injection.json.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.framework.backends.language_model import (
@@ -156,10 +155,7 @@ def all_layers(asked: str = "") -> ToolPolicy:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"the shipped model reads {QUICK_NANO} attacks")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, f"the shipped model reads {QUICK_NANO} attacks").parse_args()
     hand_in(measure(QUICK_NANO if options.quick else None), REPORT, options)
 
 

@@ -15,7 +15,6 @@ A full run writes docs/benchmarks/kv_cache.json. `--quick` runs the same code on
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import os
@@ -31,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from compressing.post_training_rows import KV_BITS, with_kv_bits
 from compressing.trained import FULL, QUICK, Base, Data, Size, loss, micro, prepare_data, train_base
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.compression.keys_values import keep_in
 from openafm.models.accounting import all_global, kv_bytes
@@ -44,10 +43,7 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "kv_cache.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     size = QUICK if options.quick else FULL
 

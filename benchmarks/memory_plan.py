@@ -36,7 +36,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["LRU_CACHE_CAPACITY"] = os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
 
 import numpy as np
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.shards.writer import write_shards
@@ -104,9 +104,7 @@ OPTIMIZERS: dict[str, OptimizerConfig] = {"adamw": AdamWConfig(), "muon": MuonCo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--child", metavar="CASE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

@@ -14,7 +14,6 @@ nothing.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import statistics
@@ -29,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 
 import numpy as np
 from numpy.typing import NDArray
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from synthetic import add_bundle_options, synthetic_bundle
 
 from openafm.adapters.config import LoRAConfig
@@ -45,9 +44,7 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "mixed_adapters.jso
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     add_bundle_options(parser)
     options = parser.parse_args()
     num_layers, rounds = (7, 5) if options.quick else (56, 24)

@@ -17,7 +17,6 @@ A full run takes about 5 minutes and writes docs/benchmarks/moe_training.json. `
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import platform
@@ -35,7 +34,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 import transformers
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.shards.writer import write_shards
@@ -72,10 +71,7 @@ FULL, QUICK = Size(model="server.nano", rounds=5, updates=2), Size(model="server
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     size = QUICK if options.quick else FULL
 

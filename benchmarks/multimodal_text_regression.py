@@ -11,7 +11,6 @@ A full run (3 seeds at size micro, about 3 hours on one core) writes docs/benchm
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -21,8 +20,8 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
-from shared.vision_runs import FEW_TOKENS, draw, home, trained, with_images, with_steps, with_vocabulary
+from shared.reporting import benchmark_parser, hand_in
+from shared.vision_runs import FEW_KINDS, FEW_TOKENS, KINDS, draw, home, trained, with_images, with_steps, with_vocabulary
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
@@ -32,8 +31,6 @@ from openafm.recipes.prepare import prepare_run
 from openafm.training.config import VisionStart
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "multimodal_text_regression.json"
-KINDS = ("charts", "flyers", "scenes", "signs")
-QUICK_KINDS = ("scenes", "signs")
 SIZE = "micro"
 TEXT_SHARE = 0.6
 
@@ -111,12 +108,9 @@ def measure(folder: Path, kinds: tuple[str, ...], size: Steps, seeds: range) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few drawings and steps, one seed; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing").parse_args()
     with home() as folder:
-        report = measure(folder, QUICK_KINDS, QUICK, range(1)) if options.quick else measure(folder, KINDS, FULL, range(3))
+        report = measure(folder, FEW_KINDS, QUICK, range(1)) if options.quick else measure(folder, KINDS, FULL, range(3))
     hand_in(report, REPORT, options)
 
 

@@ -10,7 +10,6 @@ A full run reads all lines, at most 200,000 a language, and writes docs/benchmar
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import re
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.safety.overrides.lists import OverrideList, seed_lists
 from openafm.safety.overrides.matcher import Overrides
@@ -93,10 +92,8 @@ LATIN_ONLY = {"accents", "digits", "signs", "masked letter", "hash mask", "repea
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, f"at most {QUICK_LINES:,} lines a language")
     parser.add_argument("--corpora", type=Path, default=CORPORA, help="folder with tldr/ and nltk/")
-    parser.add_argument("--quick", action="store_true", help=f"at most {QUICK_LINES:,} lines a language")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     hand_in(measure(options.corpora, QUICK_LINES if options.quick else LINES), REPORT, options)
 

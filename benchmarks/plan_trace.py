@@ -11,14 +11,13 @@ A full run writes docs/benchmarks/plan_trace.json. `--quick` traces the nano siz
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.models.sizes import named_size
 from openafm.training.config import ActivationCheckpointingConfig
@@ -63,10 +62,7 @@ def row(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     if options.quick:

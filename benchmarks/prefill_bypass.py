@@ -11,7 +11,6 @@ A full run writes docs/benchmarks/prefill_bypass.json. `--quick` runs the same c
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import statistics
@@ -23,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from torch import Tensor
 
 from openafm.models.accounting import num_parameters, training_flops
@@ -62,10 +61,7 @@ class EveryLayer(Decoder):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     num_rounds = 1 if options.quick else 15
 

@@ -17,7 +17,6 @@ A full run writes docs/benchmarks/prefix_cache.json. `--quick` runs the same cod
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import platform
@@ -33,7 +32,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_THREADS": "1", "OPENAFM_ENGINE":
 
 import numpy as np
 from native.synthetic import NUMERICS, random_tensors, synthetic_bundle, synthetic_folder
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.bundle import Bundle, open_bundle, shipped_bundle, write_bundle
@@ -63,9 +62,7 @@ def price(harbour: str, island: str, passengers: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--bundle-folder", type=Path, default=synthetic_folder(), help="where the synthetic bundle is kept")
     options = parser.parse_args()
     num_layers = QUICK_LAYERS if options.quick else NUM_LAYERS

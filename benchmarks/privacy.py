@@ -11,11 +11,10 @@ A full run writes docs/benchmarks/privacy.json.
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.filtering.privacy import KINDS, PrivacyConfig
 from openafm.data.filtering.privacy.cases import Case, generate_cases, measure
@@ -37,10 +36,7 @@ def characters_per_second(finder: Finder, cases: list[Case]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK:,} instead of {FULL:,} cases")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, f"{QUICK:,} instead of {FULL:,} cases").parse_args()
 
     cases = generate_cases(QUICK if options.quick else FULL)
     finder = Finder(KINDS, PrivacyConfig().phone_regions)

@@ -12,7 +12,6 @@ Required: all mutations are refused, at least 1,000 of them; no canary is found.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.serving.config import ServerConfig
 from openafm.serving.private.client import PrivateClient
@@ -47,10 +46,7 @@ CHARACTERS = '0123456789abcdefXYZ+=/ \n"{}'
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer mutations and requests, under two minutes")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "fewer mutations and requests, under two minutes").parse_args()
     num_mutations, num_requests = (1000, 5) if options.quick else (10_000, 40)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

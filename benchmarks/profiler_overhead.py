@@ -12,7 +12,6 @@ A full run writes docs/benchmarks/profiler_overhead.json. `--quick` runs the sam
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_THREADS": "1"}
 
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.framework.profiling.recorder import begin_request
@@ -40,10 +39,7 @@ OPTIONS = fm.GenerationOptions(maximum_response_tokens=64)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under two minutes")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "a smoke run of the same code, under two minutes").parse_args()
     num_rounds = 40 if options.quick else 400
     model = fm.SystemLanguageModel(bundle="nano")
     answer(model)

@@ -17,9 +17,7 @@ docs/benchmarks/prompt_selection.json. `--quick` runs a few steps.
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 from shared.graders import Line, World, differences, prompt_states, trained_model
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in, means_and_deviations
 
 from openafm.models.reward import RewardModel
 from openafm.rl.selection import PromptFeatures, SelectionConfig, select_at_random, select_prompts
@@ -68,20 +66,11 @@ def measure(seed: int, *, num_lines: int, num_steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few steps; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "a few steps; claims nothing").parse_args()
     seeds = range(1 if options.quick else 3)
     size = {"num_lines": 80, "num_steps": 4} if options.quick else {"num_lines": 1500, "num_steps": 200}
-    figures: dict[str, float] = {}
     setting: dict[str, Any] = {"quick": options.quick, "seeds": len(seeds), "share": SHARE, "threads": 1, **NOISE, **size}
-    found = [measure(seed, **size) for seed in seeds]
-    for name in found[0]:
-        values = [each[name] for each in found]
-        figures[name] = round(statistics.fmean(values), 4)
-        if len(values) > 1:
-            figures[f"{name}_sd"] = round(statistics.stdev(values), 4)
+    figures = means_and_deviations([measure(seed, **size) for seed in seeds])
     hand_in({"figures": figures, "peer": "random prompts at equal count", "setting": setting}, REPORT, options)
 
 

@@ -15,9 +15,7 @@ A full run (3 seeds, about 3 hours on one core) writes docs/benchmarks/register_
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,18 +23,14 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
-from shared.vision_runs import FEW_TOKENS, contrastive, draw, home, pairs_per_cpu_second, trained, with_vocabulary
+from shared.reporting import benchmark_parser, hand_in
+from shared.vision_runs import FEW_KINDS, FEW_TOKENS, ContrastiveRuns, home, mean_accuracy
 
-from openafm.data.images.shards import open_image_corpus
-from openafm.evaluation.image_text import ImageTextEncoder, zero_shot
 from openafm.models.vision.config import GlobalScopeConfig, ScopeConfig, VisionConfig, WindowScopeConfig
 from openafm.models.vision.sizes import encoder_of, raised
 from openafm.training.objectives.config import ContrastiveConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "register_window.json"
-KINDS = ("charts", "flyers", "scenes", "signs")
-QUICK_KINDS = ("scenes", "signs")
 
 
 def variants(base: VisionConfig) -> dict[str, VisionConfig]:
@@ -57,31 +51,25 @@ def with_scope(vision: VisionConfig, scope: ScopeConfig) -> VisionConfig:
     return replace(vision, layers=tuple(layers))
 
 
-def measure(
-    folder: Path,
-    kinds: tuple[str, ...],
-    base: VisionConfig,
-    count: int,
-    steps: int,
-    seeds: range,
-    vocabulary: int | None = None,
-) -> dict[str, Any]:
-    train, held_out = draw(folder, kinds, count, "train"), draw(folder, kinds, max(20, count // 20), "held_out")
+def measure(runs: ContrastiveRuns, base: VisionConfig, steps: int, seeds: range) -> dict[str, Any]:
     objective = ContrastiveConfig()
-    rates, means, scores = dict[str, float](), dict[str, float](), dict[str, list[dict[str, Any]]]()
+    rates, scores = dict[str, float](), dict[str, list[dict[str, Any]]]()
     for name, vision in variants(base).items():
         equal_steps = max(1, round(steps * base.flops(base.image_side) / vision.flops(vision.image_side)))
-        for seed in seeds:
-            run = with_vocabulary(contrastive(vision, objective, train, held_out, equal_steps, seed), vocabulary)
-            bundle = trained(run, folder / f"{name}-{seed}", f"{name}-{seed}")
-            found = zero_shot(ImageTextEncoder(bundle), open_image_corpus(held_out))
-            scores.setdefault(name, []).append(found.to_dict() | {"steps": equal_steps})
-        rates[name] = pairs_per_cpu_second(run, folder / f"{name}-{seeds[-1]}", 2 if count < 1000 else 8)
-        means[name] = statistics.fmean((each["image_to_text"] + each["text_to_image"]) / 2 for each in scores[name])
+        configs = {f"{name}-{seed}": runs.config(vision, objective, equal_steps, seed) for seed in seeds}
+        scores[name] = [runs.scores(config, place) for place, config in configs.items()]
+        place, config = configs.popitem()
+        rates[name] = runs.rate(config, place)
+    means = {name: mean_accuracy(found) for name, found in scores.items()}
     return {
         "benchmark": "register_window",
         "peer": "the same encoder with plain windows, without registers, and with global attention",
-        "setting": {"image_side": base.image_side, "documents": len(kinds) * count, "steps": steps, "seeds": len(seeds)},
+        "setting": {
+            "image_side": base.image_side,
+            "documents": runs.num_documents,
+            "steps": steps,
+            "seeds": len(seeds),
+        },
         "scores": scores,
         "figures": {
             "rw_gain": round(means["register_window"] - means["plain_window"], 4),
@@ -93,19 +81,14 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few drawings and steps, one seed; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing").parse_args()
     with home() as folder:
         if options.quick:
-            report = measure(
-                folder, QUICK_KINDS, encoder_of("rw_vitdet.micro"), count=20, steps=2, seeds=range(1), vocabulary=FEW_TOKENS
-            )
+            runs = ContrastiveRuns(folder=folder, kinds=FEW_KINDS, count=20, vocabulary=FEW_TOKENS)
+            report = measure(runs, encoder_of("rw_vitdet.micro"), steps=2, seeds=range(1))
         else:
-            report = measure(
-                folder, KINDS, raised(encoder_of("rw_vitdet.nano"), 336), count=2_000, steps=400, seeds=range(3)
-            )
+            encoder = raised(encoder_of("rw_vitdet.nano"), 336)
+            report = measure(ContrastiveRuns(folder=folder, count=2_000), encoder, steps=400, seeds=range(3))
     hand_in(report, REPORT, options)
 
 

@@ -11,7 +11,6 @@ pages to the last. A full run writes docs/benchmarks/rendering.json. Exit code 3
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import statistics
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.rendering import RenderConfig, needs_rendering
 from openafm.data.rendering.browser import find_executable
@@ -48,10 +47,7 @@ class NetworkIdleRenderer(Renderer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer pages")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "fewer pages").parse_args()
     try:
         check_installation(CONFIG)
     except RenderingUnavailableError as error:

@@ -12,7 +12,6 @@ A full run (3 seeds, about 6 hours on one core) writes docs/benchmarks/resolutio
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,8 +23,8 @@ from typing import Any, cast
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
-from shared.reporting import hand_in
-from shared.vision_runs import FEW_TOKENS, draw, home, multimodal, trained, with_vocabulary
+from shared.reporting import benchmark_parser, hand_in
+from shared.vision_runs import FEW_KINDS, FEW_TOKENS, KINDS, draw, home, multimodal, trained, with_vocabulary
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
@@ -40,8 +39,6 @@ from openafm.recipes.sources.drawn_corpus import ImageCorpusConfig
 from openafm.recipes.vision.mixtures import RESOLUTIONS
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "resolution_modes.json"
-KINDS = ("charts", "flyers", "scenes", "signs")
-QUICK_KINDS = ("scenes", "signs")
 QUESTION_TOKENS = 32
 
 
@@ -129,14 +126,12 @@ def plot(figures: dict[str, Any], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few drawings and steps, one seed; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing")
     parser.add_argument("--out", type=Path, help="a PNG of the trade-off between quality and time")
     options = parser.parse_args()
     with home() as folder:
         if options.quick:
-            report = measure(folder, QUICK_KINDS, "micro", count=20, steps=2, seeds=range(1), vocabulary=FEW_TOKENS)
+            report = measure(folder, FEW_KINDS, "micro", count=20, steps=2, seeds=range(1), vocabulary=FEW_TOKENS)
         else:
             report = measure(folder, KINDS, "nano", count=2_000, steps=1_500, seeds=range(3))
     if options.out is not None:

@@ -15,9 +15,7 @@ A full run takes about three minutes on one thread and writes docs/benchmarks/re
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import numpy.typing as npt
 from shared.graders import World, differences, trained_model
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in, means_and_deviations
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "reward_model.json"
 NOISES = (0.0, 0.2, 0.3)
@@ -60,10 +58,7 @@ def measure(noise: float, grade_weight: float, seed: int, *, num_lines: int, num
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few steps; claims nothing")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__, "a few steps; claims nothing").parse_args()
     seeds = range(1 if options.quick else 3)
     size = {"num_lines": 80, "num_steps": 4} if options.quick else {"num_lines": 800, "num_steps": 200}
     figures: dict[str, float] = {}
@@ -77,11 +72,7 @@ def main() -> None:
     for noise in NOISES:
         for suffix, weight in (("", 0.0), ("_regularised", GRADE_WEIGHT)):
             found = [measure(noise, weight, seed, **size) for seed in seeds]
-            for name in found[0]:
-                values = [each[name] for each in found]
-                figures[f"{name}_noise_{noise * 100:.0f}{suffix}"] = round(statistics.fmean(values), 4)
-                if len(values) > 1:
-                    figures[f"{name}_noise_{noise * 100:.0f}{suffix}_sd"] = round(statistics.stdev(values), 4)
+            figures |= means_and_deviations(found, f"_noise_{noise * 100:.0f}{suffix}")
     hand_in({"figures": figures, "peer": "the same model without grades", "setting": setting}, REPORT, options)
 
 

@@ -9,7 +9,6 @@ A full run writes docs/benchmarks/robots.json. Exit code 3 without the data.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.web.permissions.robots import Robots
 
@@ -30,10 +29,8 @@ Parse = Callable[[str], Allows]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "a shorter measurement of speed")
     parser.add_argument("--data", type=Path, help="folder of robots.json")
-    parser.add_argument("--quick", action="store_true", help="a shorter measurement of speed")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     if options.data is None or not (options.data / "robots.json").is_file():
         print("robots: no conformance set; pass the folder of robots.json with --data", file=sys.stderr)

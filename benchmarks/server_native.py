@@ -9,7 +9,6 @@ docs/benchmarks/server_native.json.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -20,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.bundle import Bundle, open_bundle, shipped_bundle, write_bundle
 from openafm.compression.numerics import FULL_PRECISION, Numerics
@@ -40,9 +39,7 @@ TURNS, QUICK_TURNS = 7, 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns; nothing is written")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser = benchmark_parser(__doc__, "fewer and shorter turns; nothing is written")
     parser.add_argument("--size", default="server.nano", help="a size with tracks")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -25,7 +25,6 @@ the same code for few requests and claims nothing.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import importlib.util
@@ -42,7 +41,7 @@ from typing import Any
 
 import httpx2 as httpx
 from serving_parts.processes import openafm_server
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.bundle import open_bundle
 from openafm.serving.load import LoadConfig, LoadReport, run_load
@@ -63,9 +62,7 @@ SCHEMA = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--peer-python", default=sys.executable, help="the interpreter that has llama_cpp")
     parser.add_argument("--peer-server", type=Path, help="llama.cpp's llama-server")
     options = parser.parse_args()

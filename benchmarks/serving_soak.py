@@ -13,7 +13,6 @@ A full run writes docs/benchmarks/serving_soak.json. `--quick` sends 200 request
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -29,7 +28,7 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 from serving_parts.processes import ServerProcess, openafm_server
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "serving_soak.json"
 CANARY = "canary8d21f"
@@ -41,9 +40,7 @@ LEAK_MB = 16.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="requests of a full run")
     options = parser.parse_args()
     count = 200 if options.quick else options.requests

@@ -18,7 +18,6 @@ A full run writes docs/benchmarks/session_overhead.json. `--quick` runs the same
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import multiprocessing
@@ -35,7 +34,7 @@ from typing import Any
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_PREFIX_CACHE_MB": "0"}  # no shared prefixes
 
 import torch
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.framework.backends.local_executor import LocalExecutor
@@ -77,10 +76,7 @@ QUICK = Setting(rounds=3, max_tokens=32, tick_rounds=1, sessions=10, conversatio
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     setting = QUICK if options.quick else FULL
     torch.set_num_threads(1)
 

@@ -8,13 +8,12 @@ Each model is a bundle and the tokens that it was trained on; bundles of running
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.bundle import open_bundle
@@ -28,12 +27,10 @@ QUICK = 8  # every how many cases one is taken in a smoke run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__)
     parser.add_argument("models", nargs="*", default=["nano=8174623"], metavar="BUNDLE=TOKENS")
     parser.add_argument("--natural", type=Path, help="folder of NAME-test.jsonl.gz files")
     parser.add_argument("--count", type=int, default=60, help="cases of each natural set and task")
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     cases = fresh_cases(options.natural, options.count)
     rows = [measure(model, cases[::QUICK] if options.quick else cases) for model in options.models]

@@ -8,7 +8,6 @@ on 15 % of the tokens, "everything" on all.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 import torch
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.loading.batch import Batch
 from openafm.models.attention.spans import Span
@@ -61,10 +60,7 @@ class RandomDocuments:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     settings = SETTINGS[:2] if options.quick else SETTINGS
     rounds = 1 if options.quick else 5

@@ -17,7 +17,6 @@ A full run writes docs/benchmarks/speculation.json. `--quick` runs the same code
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from speculating.tiny import TinyModels, law_p_values, random_case
 
 from openafm.bundle import Bundle, open_bundle, shipped_bundle
@@ -66,9 +65,7 @@ QUICK = Amount(tiny_cases=20, answers=6, calls=2, samples=30, steps=2, examples=
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--target", help="the bundle that answers; by default the shipped one")
     parser.add_argument("--draft", help="a draft model's bundle; by default one is distilled from the target")
     parser.add_argument("--run", type=Path, help="folder of the run that distills it; an existing run is resumed")

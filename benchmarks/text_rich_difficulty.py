@@ -8,7 +8,6 @@ fields that tesseract with regular expressions finds on the flyers. Needs the co
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # of tesseract; more threads are slower on small images
 
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
@@ -83,9 +82,7 @@ def documents(kind: str, language: str, count: int) -> list[Drawn]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few images of each language")
-    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    parser = benchmark_parser(__doc__, "a few images of each language")
     parser.add_argument("--languages", default=",".join(LANGUAGES), help="language tags separated by commas")
     parser.add_argument("--count", type=int, help="flyers and signs of each language, and half as many as lines")
     options = parser.parse_args()

@@ -13,7 +13,6 @@ A full run writes docs/benchmarks/training_throughput.json. `--quick` runs the s
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import logging
 import os
@@ -32,7 +31,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 import transformers
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 from torch import Tensor
 
 from openafm.bundle.hugging_face.weights import decoder_name
@@ -102,9 +101,7 @@ CASES = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser = benchmark_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=FULL.rounds, help="alternations of a full run")
     options = parser.parse_args()
     torch.set_num_threads(1)

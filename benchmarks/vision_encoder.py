@@ -14,7 +14,6 @@ A full run writes docs/benchmarks/vision_encoder.json. `--quick` runs the same c
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import statistics
@@ -29,7 +28,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 import torch.nn.functional as F
 from shared.native_tower import tower_seconds
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.models.vision.config import GlobalScopeConfig, VisionConfig, WindowScopeConfig
 from openafm.models.vision.encoder import VisionEncoder
@@ -156,10 +155,7 @@ def towers_measured(rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = benchmark_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     shapes = {"nano": SHAPES["nano"]} if options.quick else SHAPES

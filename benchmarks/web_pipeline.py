@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import hand_in
+from shared.reporting import benchmark_parser, hand_in
 
 from openafm.core.config import dump
 from openafm.core.executors import LocalConfig
@@ -61,11 +61,9 @@ print(json.dumps({"read": manifest.num_in, "kept": manifest.num_kept, "dropped":
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = benchmark_parser(__doc__, "fewer pages")
     parser.add_argument("--data", type=Path, help="folder of pages")
     parser.add_argument("--peer", type=Path, help="Python of an environment with datatrove")
-    parser.add_argument("--quick", action="store_true", help="fewer pages")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="openafm-") as folder:
         hand_in(measure(Path(folder), options), REPORT, options)

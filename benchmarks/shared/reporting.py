@@ -1,11 +1,23 @@
-"""Print and store the report of a benchmark."""
+"""Options of a benchmark, and its report: printed and stored."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+
+def benchmark_parser(
+    description: str | None, quick: str = "a smoke run of the same code, under a minute"
+) -> argparse.ArgumentParser:
+    """Return a parser with the options of every benchmark. `quick` is the help of --quick."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    return parser
 
 
 def hand_in(report: dict[str, Any], path: Path, options: argparse.Namespace) -> None:
@@ -25,3 +37,17 @@ def hand_in(report: dict[str, Any], path: Path, options: argparse.Namespace) -> 
             else:
                 print(f"{key:{width}} {value}")
     print(json.dumps(report["figures"] | report))
+
+
+def means_and_deviations(found: Sequence[Mapping[str, float]], suffix: str = "") -> dict[str, float]:
+    """Return the mean of each figure over runs under its name and `suffix`; with `_sd` at the end the standard deviation.
+
+    One run has no deviations.
+    """
+    figures: dict[str, float] = {}
+    for name in found[0]:
+        values = [each[name] for each in found]
+        figures[f"{name}{suffix}"] = round(statistics.fmean(values), 4)
+        if len(values) > 1:
+            figures[f"{name}{suffix}_sd"] = round(statistics.stdev(values), 4)
+    return figures

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from time import process_time
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -19,7 +21,9 @@ from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
 from openafm.data.drawing.generators import generator_config
 from openafm.data.images.interleaving import interleave_corpus
 from openafm.data.images.packing import ImagePackConfig, Learned
+from openafm.data.images.shards import open_image_corpus
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.evaluation.image_text import ImageTextEncoder, zero_shot
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
@@ -36,6 +40,8 @@ from openafm.training.objectives.config import ContrastiveConfig
 
 FEW_TOKENS = 500
 """Vocabulary of quick runs, whose texts are few."""
+KINDS, FEW_KINDS = ("charts", "flyers", "scenes", "signs"), ("scenes", "signs")
+"""Kinds of drawings of full and of quick runs."""
 PackedMode = Literal["drawn", "rapid", "balanced", "high"]
 
 
@@ -99,6 +105,46 @@ def contrastive(
     trainer = replace(config.trainer, model=ClipConfig.of(text, vision), objective=objective, evaluation=None)
     corpora = tuple(_at_side(corpus, vision.image_side) for corpus in config.corpora)
     return replace(config, trainer=trainer, corpora=corpora)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveRuns:
+    """Contrastive runs on one drawn corpus in `folder`, scored on held-out drawings; `vocabulary` for `with_vocabulary`."""
+
+    folder: Path
+    kinds: tuple[str, ...] = KINDS
+    count: int
+    vocabulary: int | None = None
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.kinds) * self.count
+
+    @cached_property
+    def train(self) -> Path:
+        return draw(self.folder, self.kinds, self.count, "train")
+
+    @cached_property
+    def held_out(self) -> Path:
+        return draw(self.folder, self.kinds, max(20, self.count // 20), "held_out")
+
+    def config(self, vision: VisionConfig, objective: ContrastiveConfig, steps: int, seed: int) -> RunConfig:
+        return with_vocabulary(contrastive(vision, objective, self.train, self.held_out, steps, seed), self.vocabulary)
+
+    def scores(self, config: RunConfig, name: str) -> dict[str, Any]:
+        """Return the zero-shot accuracy of a run that is carried out in the folder `name`, and its steps."""
+        bundle = trained(config, self.folder / name, name)
+        found = zero_shot(ImageTextEncoder(bundle), open_image_corpus(self.held_out))
+        return found.to_dict() | {"steps": config.trainer.budget.steps(config.trainer.data)}
+
+    def rate(self, config: RunConfig, name: str) -> float:
+        """Return the pairs per CPU second of a run that was carried out in the folder `name`."""
+        return pairs_per_cpu_second(config, self.folder / name, 2 if self.count < 1000 else 8)
+
+
+def mean_accuracy(scores: Sequence[Mapping[str, Any]]) -> float:
+    """Return the mean zero-shot accuracy of runs in both directions."""
+    return statistics.fmean((each["image_to_text"] + each["text_to_image"]) / 2 for each in scores)
 
 
 def pairs_per_cpu_second(config: RunConfig, folder: Path, steps: int) -> float:
