@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.profiling.recorder import SpanRecorder, begin_request
 from openafm.framework.profiling.spans import SpanKind
-from openafm.runtime.decoding.generation import Generation, generate, prefill
+from openafm.runtime.decoding.generation import Generation, TokenEvent, generate, prefill
 from openafm.runtime.decoding.logits import (
     LogitBias,
     LogitsProcessor,
@@ -23,6 +23,7 @@ from openafm.runtime.decoding.logits import (
     RepetitionPenalty,
     ScoreRecorder,
 )
+from openafm.runtime.decoding.steps import Step, compute
 from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
 from openafm.safety.guardrail import Guardrail
@@ -113,16 +114,28 @@ class Answer:
             AnswerCancelledError: `cancelled` returned True.
             OpenAFMError: the answer cannot be computed.
         """
+        with contextlib.closing(self.parts()) as parts:
+            for part in parts:
+                if isinstance(part, Step):
+                    compute((part,))
+                else:
+                    yield part
+
+    def parts(self) -> Generator[Delta | Step]:
+        """As `deltas`, with the decode steps, each of which must be computed before the next part."""
         name = self._model.bundle.name
         with begin_request(None, "answer", model=name) as request, request.child(SpanKind.INFERENCE, name) as span:
             yield from self._deltas(span)
 
-    def _deltas(self, span: SpanRecorder) -> Generator[Delta]:
+    def _deltas(self, span: SpanRecorder) -> Generator[Delta | Step]:
         started, first = time.perf_counter(), 0.0
         sequence = self._begin()
         finish: Finish = "content_filter"
         with contextlib.closing(self._generation(sequence)) as generation:
-            for event in span.tokens(generation, since=started):
+            for event in span.tokens(generation.with_steps(), since=started, is_token=_is_token):
+                if isinstance(event, Step):
+                    yield event
+                    continue
                 first = first or time.perf_counter()
                 self._tokens.append(event.token)
                 delta = self._checked.push(self._text(event.token, is_stop=event.is_stop))
@@ -272,3 +285,7 @@ class Answer:
                 code="tool_call_truncated",
                 param="max_tokens",
             ) from error
+
+
+def _is_token(event: TokenEvent | Step) -> bool:
+    return isinstance(event, TokenEvent)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from openafm.adapters.store import installed_adapters
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
@@ -28,7 +28,7 @@ class ServedModel:
     bundle: Bundle
     adapter: str | None = None
 
-    @property
+    @cached_property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values for each token."""
         return kv_bytes_per_token(self.bundle, engine_name(self.bundle))
@@ -36,7 +36,7 @@ class ServedModel:
     @property
     def base(self) -> ServedModel:
         """The bundle without the adapter."""
-        return ServedModel(name=self.bundle.name, bundle=self.bundle)
+        return self if self.adapter is None else ServedModel(name=self.bundle.name, bundle=self.bundle)
 
     @property
     def created(self) -> int:
@@ -60,7 +60,7 @@ class ModelCatalog:
         found = [open_bundle(name) for name in names] or _all_bundles()
         for bundle in found:
             bundle.check_generates()
-        self._bundles = {bundle.name: bundle for bundle in found}
+        self._bundles = {bundle.name: ServedModel(name=bundle.name, bundle=bundle) for bundle in found}
         self.default = found[0].name
         self._idle_seconds = idle_seconds
         self._loaded: dict[str, LoadedModel] = {}
@@ -71,11 +71,11 @@ class ModelCatalog:
     def served(self) -> list[ServedModel]:
         """Return all bundles, each followed by its adapters."""
         models = []
-        for name, bundle in self._bundles.items():
-            models.append(ServedModel(name=name, bundle=bundle))
+        for name, model in self._bundles.items():
+            models.append(model)
             folders = installed_adapters()
-            adapters = [path.parent.name for path in folders if path.name.endswith(f"-{bundle.signature[:7]}")]
-            models += [ServedModel(name=f"{name}:{each}", bundle=bundle, adapter=each) for each in adapters]
+            adapters = [path.parent.name for path in folders if path.name.endswith(f"-{model.bundle.signature[:7]}")]
+            models += [ServedModel(name=f"{name}:{each}", bundle=model.bundle, adapter=each) for each in adapters]
         return models
 
     def find(self, name: str | None) -> ServedModel:
@@ -87,6 +87,8 @@ class ModelCatalog:
         name = (name or "").removesuffix(":latest")
         if name in ("", "default"):
             name = self.default
+        if name in self._bundles:  # without a look at the folders of adapters
+            return self._bundles[name]
         models = {model.name: model for model in self.served()}
         if name not in models:
             hint = nearest(name[:200], list(models))

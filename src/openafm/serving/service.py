@@ -7,19 +7,21 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.runtime.decoding.steps import Step, compute
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.safety.blocklist import BlocklistConfig
 from openafm.safety.guardrail import CombinedGuardrail, Guardrail
 from openafm.serving.admission import Admission, default_kv_bytes
 from openafm.serving.checked_text import TextDelta
 from openafm.serving.config import ServerConfig
+from openafm.serving.decode_loop import DecodeLoops
 from openafm.serving.errors import ApiError
 from openafm.serving.inference import Answer, AnswerCancelledError, Delta, Ended
 from openafm.serving.inputs import ChatInput, Decoding, EncodedInput, RawInput, check_bias, encode
@@ -70,6 +72,7 @@ class RunningTask:
         self._deltas: deque[tuple[int, Delta | Exception]] = deque()
         self._arrived = asyncio.Event()
         self._is_notified = self._is_urgent = False
+        self._computed = [asyncio.Event() for _ in range(num_choices)]
 
     def cancel(self) -> None:
         """End the answers at their next step."""
@@ -89,6 +92,15 @@ class RunningTask:
         if is_urgent or not self._is_notified:
             self._is_notified = True
             self._waker.set(self._arrived)
+
+    def end(self, index: int) -> None:
+        """Tell `computed`, from a worker thread, that an answer needs no more memory."""
+        self._waker.set(self._computed[index])
+
+    async def computed(self) -> None:
+        """Wait until no answer is computed any more. Their deltas may not have been read."""
+        for event in self._computed:
+            await event.wait()
 
     async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
         """Yield the deltas that have arrived since the last batch, until all answers have ended.
@@ -154,7 +166,10 @@ class AnswerService:
             caches=models,
         )
         self._guardrail = build_guardrail(config)
+        # A guardrail model takes longer than a step, for which other answers must not wait.
+        self._shares_steps = not config.guardrail_model
         self._threads = ThreadPoolExecutor(config.max_running, thread_name_prefix="openafm-answer")
+        self._loops = DecodeLoops()
         self._running: set[RunningTask] = set()
         self._waker: LoopWaker | None = None  # made in the thread of the event loop
 
@@ -183,11 +198,9 @@ class AnswerService:
                 deadline = time.monotonic() + self.config.request_seconds
                 running = RunningTask(model, prompt, deadline, task.num_choices, self._loop_waker())
                 self._running.add(running)
-                futures = [
-                    asyncio.get_running_loop().run_in_executor(self._threads, self._answer, loaded, task, running, index)
-                    for index in range(task.num_choices)
-                ]
-                computed = asyncio.ensure_future(_leave(place, futures))
+                for index in range(task.num_choices):
+                    self._threads.submit(self._answer, loaded, task, running, index)
+                computed = asyncio.ensure_future(_leave(place, running))
                 try:
                     yield running
                 finally:
@@ -217,7 +230,8 @@ class AnswerService:
             ApiError: as `Admission.admitted`.
             OpenAFMError: the model cannot be loaded.
         """
-        shared = await asyncio.to_thread(self.models.shared_memory, model, sees)
+        reads_files = sees or model.adapter is not None
+        shared = await asyncio.to_thread(self.models.shared_memory, model, sees) if reads_files else []
         try:
             async with self.admission.admitted(num_bytes, num_answers, priority, shared), self._loaded(model) as loaded:
                 yield loaded
@@ -247,7 +261,7 @@ class AnswerService:
         """Cancel running answers and end the threads."""
         for running in self._running:
             running.cancel()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True)
 
     def _loop_waker(self) -> LoopWaker:
         """Return the waker that all answers of the running loop share."""
@@ -257,18 +271,47 @@ class AnswerService:
         return self._waker
 
     def _answer(self, loaded: LoadedModel, task: Task, running: RunningTask, index: int) -> None:
-        """Worker thread: generate one answer and deliver it."""
+        """Worker thread: generate an answer up to its first decode step, and the rest where steps cannot be shared."""
         decoding = task.decoding.choice(index)
-        answer = Answer(loaded, running.prompt, decoding, self._guardrail, running.is_cancelled)
+        answer = _RunningAnswer(
+            Answer(loaded, running.prompt, decoding, self._guardrail, running.is_cancelled),
+            running,
+            index,
+            lambda ended: self.metrics.record(running.model.name, ended),
+            task.client,
+        )
+        step = answer.advance()
+        if step is not None and self._shares_steps and loaded.drafter is None and loaded.engine.combines:
+            self._loops.add(answer, step)
+            return
+        while step is not None:
+            compute((step,))
+            step = answer.advance()
+
+
+class _RunningAnswer:
+    """Deliver the deltas of an answer to its task. A `SteppedAnswer`."""
+
+    def __init__(
+        self, answer: Answer, running: RunningTask, index: int, record: Callable[[Ended], None], client: Client
+    ) -> None:
+        self._answer, self._parts = answer, answer.parts()
+        self._running, self._index, self._record, self._client = running, index, record, client
+
+    def advance(self) -> Step | None:
         try:
-            for delta in answer.deltas():
-                if isinstance(delta, Ended):
-                    self.metrics.record(running.model.name, delta)
-                    task.client.charge(answer.num_computed)
-                running.put(index, delta)
+            for part in self._parts:
+                if isinstance(part, Step):
+                    return part
+                if isinstance(part, Ended):
+                    self._record(part)
+                    self._client.charge(self._answer.num_computed)
+                self._running.put(self._index, part)
         except Exception as error:  # delivered to the request
-            task.client.charge(answer.num_computed)  # answers that fail or are cancelled count too
-            running.put(index, error)
+            self._client.charge(self._answer.num_computed)  # answers that fail or are cancelled count too
+            self._running.put(self._index, error)
+        self._running.end(self._index)
+        return None
 
 
 def build_guardrail(config: ServerConfig) -> Guardrail | None:
@@ -286,9 +329,9 @@ def build_guardrail(config: ServerConfig) -> Guardrail | None:
     return CombinedGuardrail(*guardrails) if guardrails else None
 
 
-async def _leave(place: contextlib.AsyncExitStack, futures: Sequence[asyncio.Future[None]]) -> None:
+async def _leave(place: contextlib.AsyncExitStack, running: RunningTask) -> None:
     """Free memory and places once the answers are computed. Their texts may wait longer for a client that reads slowly."""
-    await asyncio.gather(*futures)
+    await running.computed()
     await place.aclose()
 
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
@@ -36,8 +36,10 @@ class SpanRecorder:
     def set_content(self, **texts: str) -> None:
         """Set texts, which are kept only by profiles that record content."""
 
-    def tokens(self, items: Iterable[ItemT], since: float | None = None) -> Iterable[ItemT]:
-        """Return the items. Record the time up to the first one as prefill, from `since` on, and the rest as decoding."""
+    def tokens(
+        self, items: Iterable[ItemT], since: float | None = None, is_token: Callable[[ItemT], bool] = lambda _: True
+    ) -> Iterable[ItemT]:
+        """Return the items. Record the time up to the first token as prefill, from `since` on, and the rest as decoding."""
         return items
 
     def end(self, error: BaseException | None = None) -> None:
@@ -141,15 +143,18 @@ class _OpenSpan(SpanRecorder):
         if self._content is not None:
             self._content |= texts
 
-    def tokens(self, items: Iterable[ItemT], since: float | None = None) -> Iterator[ItemT]:
+    def tokens(
+        self, items: Iterable[ItemT], since: float | None = None, is_token: Callable[[ItemT], bool] = lambda _: True
+    ) -> Iterator[ItemT]:
         span = self._begin(SpanKind.PREFILL, "prompt", {}, since)
         times: list[float] = []
         try:
             for item in items:
-                times.append(time.perf_counter())
-                if len(times) == 1:
-                    span.end()
-                    span = self._begin(SpanKind.DECODE, "answer", {}, times[0])
+                if is_token(item):
+                    times.append(time.perf_counter())
+                    if len(times) == 1:
+                        span.end()
+                        span = self._begin(SpanKind.DECODE, "answer", {}, times[0])
                 yield item
         except GeneratorExit:  # the reader has stopped; an error of its own is recorded by the span around
             raise

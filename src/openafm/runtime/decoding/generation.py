@@ -26,6 +26,7 @@ from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps, roll
 from openafm.runtime.decoding.prefill import prefill as prefill
 from openafm.runtime.decoding.sampling import SamplingConfig
 from openafm.runtime.decoding.speculation import Drafter, Drafting, Lookahead
+from openafm.runtime.decoding.steps import Step, compute
 from openafm.runtime.engines.base import ContextWindowError, Engine, InsertedEmbeddings, Sequence, TokenError
 
 Finish: TypeAlias = Literal["stop", "length", "cancelled"]
@@ -152,14 +153,27 @@ def generate(
 
 
 class Generation(Iterator[TokenEvent]):
-    """Iterator over the tokens of one answer, made by `generate`. `summary` is set at its end."""
+    """Iterator over the tokens of one answer, made by `generate`. `summary` is set at its end.
+
+    It computes its decode steps itself. `with_steps` leaves them to the caller.
+    """
 
     def __init__(self, options: _Options) -> None:
         self._loop = _GenerationLoop(options)
         self._events = self._loop.run()  # holds no reference to this object, so dropping this object closes it
 
     def __next__(self) -> TokenEvent:
-        return next(self._events)
+        while isinstance(event := next(self._events), Step):
+            compute((event,))
+        return event
+
+    def with_steps(self) -> Iterator[TokenEvent | Step]:
+        """Return an iterator over the tokens and the decode steps, each of which must be computed before the next item.
+
+        So one thread computes the steps of many generations together (`steps.compute`). The iterator itself computes the
+        prefill and drafts.
+        """
+        return self._events
 
     def close(self) -> None:
         """Stop early. Unless the generation has ended, the sequence is restored."""
@@ -197,7 +211,7 @@ class _GenerationLoop:
         self.summary: Summary | None = None
         self._started = time.perf_counter()
 
-    def run(self) -> Generator[TokenEvent]:
+    def run(self) -> Generator[TokenEvent | Step]:
         """Yield the tokens. Restores the sequence when closed early."""
         request, drafting, self._started = self._options, self._drafting, time.perf_counter()
         length = request.sequence.length
@@ -221,7 +235,7 @@ class _GenerationLoop:
             if self.summary is None:
                 roll_back_to(request.engine, request.sequence, length)
 
-    def _answer(self) -> Generator[TokenEvent, None, Finish]:
+    def _answer(self) -> Generator[TokenEvent | Step, None, Finish]:
         run = self._next_run(None)  # tokens that the grammar forces at the start are prefilled with the prompt
         logits_V = self._prefill(run.tokens)
         if logits_V is None:
@@ -234,7 +248,7 @@ class _GenerationLoop:
             yield from self._emit(run)
             if run.events:
                 most_ahead = 0 if run.finish else min(self._options.max_tokens, self._room) - self._num_tokens
-                logits_V = self._lookahead.feed(run.tokens, self._num_tokens, most_ahead, self._beside())
+                logits_V = yield from self._lookahead.feed(run.tokens, self._num_tokens, most_ahead, self._beside())
         return run.finish
 
     def _draft_with(self, drafter: Drafter) -> Drafting:

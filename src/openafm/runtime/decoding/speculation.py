@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Generator, Set
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -24,8 +24,9 @@ from openafm.core.errors import UsageError
 from openafm.runtime.batching.step_costs import MAX_DECODE_TOKENS, StepCosts
 from openafm.runtime.decoding.draft_length import DraftLength, DraftLengthConfig
 from openafm.runtime.decoding.grammar import GrammarError, Matcher
-from openafm.runtime.decoding.prefill import prefill, step_beside
+from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.sampling import BrokenLogitsError, Sampler
+from openafm.runtime.decoding.steps import Step
 from openafm.runtime.engines.base import Engine, Sequence
 
 
@@ -208,8 +209,10 @@ class Lookahead:
 
     def feed(
         self, tokens: List[int], position: int, most_ahead: int, beside: Callable[[], None] | None = None
-    ) -> NDArray[np.float32]:
+    ) -> Generator[Step, None, NDArray[np.float32]]:
         """Append tokens to the answer, a choice and the tokens forced after it. Return the logits [V] after the last.
+
+        Yields the step, if there is one, which the caller computes.
 
         `position` is the index of the token after them in the answer; at most `most_ahead` may be drafted from there.
         `beside` runs during the step, if there is one.
@@ -223,7 +226,7 @@ class Lookahead:
             return logits_V
         self._ahead = self._ahead[num_equal:]
         self.close()
-        return self._step(list(tokens[num_equal:]), position, most_ahead, beside)
+        return (yield from self._step(list(tokens[num_equal:]), position, most_ahead, beside))
 
     def close(self) -> None:
         """Remove the drafts from the sequence."""
@@ -239,14 +242,14 @@ class Lookahead:
 
     def _step(
         self, tokens: list[int], position: int, most_ahead: int, beside: Callable[[], None] | None
-    ) -> NDArray[np.float32]:
+    ) -> Generator[Step, None, NDArray[np.float32]]:
         self.num_steps += 1
         most_ahead = min(most_ahead, MAX_DECODE_TOKENS - len(tokens))
         drafts = [] if self._drafting is None or most_ahead <= 0 else self._drafting.propose(tokens, position, most_ahead)
         if not drafts:
-            return step_beside(self._engine, self._sequence, tokens, "last", beside)
+            return (yield from Step(self._engine, self._sequence, tokens, "last", beside).wait())
         drafted = tokens + [draft.token for draft in drafts]
-        logits_NV = step_beside(self._engine, self._sequence, drafted, "all", beside)
+        logits_NV = yield from Step(self._engine, self._sequence, drafted, "all", beside).wait()
         self._ahead, self._logits_AV = drafts, logits_NV[len(tokens) :]
         last_V: NDArray[np.float32] = logits_NV[len(tokens) - 1]
         return last_V

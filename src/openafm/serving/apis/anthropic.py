@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -144,7 +144,7 @@ def count_tokens(body: CountRequest, service: Service, caller: Caller) -> dict[s
     return {"input_tokens": len(tokens) + len(bundle.template.generation_prompt(bundle.tokenizer))}
 
 
-async def _events(service: AnswerService, task: Task) -> AsyncIterator[str]:
+async def _events(service: AnswerService, task: Task) -> AsyncGenerator[str]:
     async with service.running(task) as running:
         message = _message(running.model.name)
         counts = {"input_tokens": len(running.prompt.tokens), "output_tokens": 0}

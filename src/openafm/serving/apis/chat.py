@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -166,7 +166,7 @@ def call_items(calls: Sequence[ToolCall], *, streamed: bool = False) -> list[dic
     ]
 
 
-async def _events(service: AnswerService, task: Task, body: ChatRequest) -> AsyncIterator[str]:
+async def _events(service: AnswerService, task: Task, body: ChatRequest) -> AsyncGenerator[str]:
     async with service.running(task) as running:
         head = _head(running, "chat.completion.chunk")
         if body.includes_usage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -65,7 +65,7 @@ async def create(body: CompletionRequest, request: Request, service: Service, ca
     return JSONResponse(head | {"choices": shown, "usage": usage([choice.ended for choice in choices])})
 
 
-async def _events(service: AnswerService, task: Task, body: CompletionRequest) -> AsyncIterator[str]:
+async def _events(service: AnswerService, task: Task, body: CompletionRequest) -> AsyncGenerator[str]:
     async with service.running(task) as running:
         head = _head(running)
         ends: list[Ended] = []

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from pydantic import Field
 from openafm.framework.backends.loaded_model import MAX_CALLS
 from openafm.framework.options import ImageDetail
 from openafm.framework.session.formats import read_json_schema
-from openafm.serving.apis.wire import Wire
+from openafm.serving.apis.wire import Wire, compact
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inputs import ChatInput, ImageInput
 from openafm.tokenizer.conversation import (
@@ -30,6 +31,7 @@ from openafm.tokenizer.conversation import (
 )
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text")
+_MOST_CACHED = 1 << 16  # characters of a schema that is stored
 _DETAILS: dict[str, ImageDetail] = {"low": "rapid", "high": "high", "balanced": "balanced", "rapid": "rapid"}
 
 
@@ -250,7 +252,18 @@ def response_schema(response_format: ResponseFormat | None) -> JsonSchema | None
         return {"type": "object"}
     if response_format.json_schema is None or response_format.json_schema.json_schema is None:
         raise bad_request("response_format needs json_schema.schema", param="response_format.json_schema.schema")
-    return read_json_schema(response_format.json_schema.json_schema)
+    schema = response_format.json_schema.json_schema
+    try:
+        text = compact(schema)
+    except RecursionError:
+        return read_json_schema(schema)
+    return _cached_schema(text) if len(text) <= _MOST_CACHED else read_json_schema(text)
+
+
+@lru_cache(maxsize=128)
+def _cached_schema(text: str) -> JsonSchema:
+    """Return the schema of a text. Clients send the same few schemas; nothing changes the result."""
+    return read_json_schema(text)
 
 
 def chat_input(

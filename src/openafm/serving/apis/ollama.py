@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -200,7 +200,7 @@ async def _reply(
     return JSONResponse(head | piece(choice.text, choice.calls) | _end(choice.ended))
 
 
-async def _events(service: AnswerService, task: Task, piece: Any) -> AsyncIterator[str]:
+async def _events(service: AnswerService, task: Task, piece: Any) -> AsyncGenerator[str]:
     async with service.running(task) as running:
         yield ""  # errors before this point have their own status
         async for batch in running.batches():

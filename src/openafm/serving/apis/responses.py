@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -81,7 +81,7 @@ async def _run_in_background(service: AnswerService, task: Task, response: Store
             pass
 
 
-async def _events(service: AnswerService, task: Task, response: StoredResponse) -> AsyncIterator[str]:
+async def _events(service: AnswerService, task: Task, response: StoredResponse) -> AsyncGenerator[str]:
     """Generate a response and yield its events. The stored value shows how it ended in all cases."""
     numbers = itertools.count()
     value = response.value
@@ -105,7 +105,7 @@ async def _events(service: AnswerService, task: Task, response: StoredResponse) 
             value["status"] = "cancelled"
 
 
-async def _output_events(running: RunningTask, value: JsonObject, event: Any) -> AsyncIterator[str]:
+async def _output_events(running: RunningTask, value: JsonObject, event: Any) -> AsyncGenerator[str]:
     """Yield the events of the output while it is generated, and complete `value`."""
     message = _TextItem(event)
     async for batch in running.batches():

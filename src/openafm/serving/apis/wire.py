@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict
+from starlette.types import Receive, Scope, Send
 
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.serving.errors import api_error, bad_request
@@ -98,20 +100,37 @@ def stop_texts(stop: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
     return texts
 
 
-async def event_stream(events: AsyncIterator[str], path: str, media_type: str = "text/event-stream") -> StreamingResponse:
+class EventStream(Response):
+    """A streamed reply. It needs no task that waits for a disconnect: `AccessControl` has one and cancels the reply."""
+
+    def __init__(self, events: AsyncGenerator[str], media_type: str) -> None:
+        self._events = events
+        self.status_code, self.media_type, self.background = 200, media_type, None
+        self.init_headers()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with contextlib.aclosing(self._events) as events:
+            async for event in events:
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def event_stream(events: AsyncGenerator[str], path: str, media_type: str = "text/event-stream") -> EventStream:
     """Wait for the first event, so that errors before it have their own status, and return a streamed reply.
 
     An error after the first event is sent as the last one.
     """
     first = await anext(events)
 
-    async def all_events() -> AsyncIterator[str]:
-        yield first
-        try:
-            async for event in events:
-                yield event
-        except Exception as error:
-            failed = compact(api_error(error).body(path))
-            yield f"{failed}\n" if media_type == "application/x-ndjson" else f"event: error\ndata: {failed}\n\n"
+    async def all_events() -> AsyncGenerator[str]:
+        async with contextlib.aclosing(events):
+            yield first
+            try:
+                async for event in events:
+                    yield event
+            except Exception as error:
+                failed = compact(api_error(error).body(path))
+                yield f"{failed}\n" if media_type == "application/x-ndjson" else f"event: error\ndata: {failed}\n\n"
 
-    return StreamingResponse(all_events(), media_type=media_type)
+    return EventStream(all_events(), media_type)
