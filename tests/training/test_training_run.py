@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_child, write_corpus
+from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_child, wait_for_step, write_corpus
 
 from openafm.core.errors import UsageError
 from openafm.core.files import FolderInUseError, folder_lock
@@ -54,15 +54,6 @@ VARIANTS = {
 @pytest.fixture
 def corpus(tmp_path: Path) -> LoaderConfig:
     return write_corpus(tmp_path / "corpus")
-
-
-def wait_for_step(output: Path, step: int, process: int) -> bool:
-    """Wait until the run has logged `step`; return False if it ended before."""
-    while not any(line["step"] >= step for line in read_metrics(output)):
-        if os.waitpid(process, os.WNOHANG)[0]:
-            return False
-        time.sleep(0.002)
-    return True
 
 
 @pytest.mark.parametrize("variant", ["adamw", pytest.param("muon in bf16, averaged", marks=pytest.mark.slow)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.observability.metrics import read_metrics
 from openafm.training.observers import StepResult
 from openafm.training.run import train
 
@@ -114,3 +116,12 @@ def in_child(work: Callable[[], object]) -> int:
 def exit_code(process: int) -> int:
     """Wait for a child; the negated signal number if one killed it, as in `subprocess`."""
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def wait_for_step(output: Path, step: int, process: int) -> bool:
+    """Wait until the run has logged `step`; return False if it ended before."""
+    while not any(line["step"] >= step for line in read_metrics(output)):
+        if os.waitpid(process, os.WNOHANG)[0]:
+            return False
+        time.sleep(0.002)
+    return True

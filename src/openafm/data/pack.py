@@ -156,12 +156,15 @@ def pack_synthetic(
     tokenizer: Tokenizer,
     template: BaseChatTemplate,
     config: PackConfig | None = None,
+    *,
+    num_workers: int = 0,
 ) -> PackReport:
     """Generate `count` synthetic conversations and pack them into a corpus at `out`; errors as `pack_path`.
 
-    With a template that has no place for tools, the tasks that use tools are left out.
+    With a template that has no place for tools, the tasks that use tools are left out. `num_workers` processes generate, 0
+    as many as this process has cores and the count keeps busy; the bytes do not depend on it.
     """
-    from openafm.data.synthetic import generate
+    from openafm.data.generation import generated_documents
 
     with progress(f"generate {count:,} conversations", count) as bar:
         if not template.can_call_tools:
@@ -169,16 +172,17 @@ def pack_synthetic(
             bar.note("the chat template has no place for tools: the tasks that use tools are left out")
         if synthetic.natural_share and not synthetic.natural:
             bar.note("no natural requests: set the corpus's `natural` to their folder to train on them too")
-        conversations = _watched(generate(synthetic, count), bar, lambda done: done)
-        return pack_conversations(conversations, out, tokenizer, template, config or PackConfig(source="synthetic"))
+        config = config or PackConfig(source="synthetic")
+        documents = _watched(generated_documents(synthetic, count, tokenizer, template, num_workers), bar, lambda done: done)
+        return _pack(documents, out, tokenizer, config)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Encoded:
+class EncodedDocument:
     """A document ready to be stored. The split depends on `identity`. A document without text has no tokens."""
 
     tokens: npt.NDArray[np.int64]
-    loss_mask: Sequence[bool] | None
+    loss_mask: npt.NDArray[np.bool_] | None
     language: str
     task: str
     identity: bytes
@@ -205,13 +209,13 @@ class _Sides:
         return self.held_out if is_held_out and self.held_out is not None else self.train
 
 
-def _pack(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
+def _pack(documents: Iterable[EncodedDocument], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
     check_output(out)
     with atomic_folder(out) as folder:
         return _store(documents, out, _resumed(folder, tokenizer, config), config)
 
 
-def _append(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
+def _append(documents: Iterable[EncodedDocument], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
     with contextlib.ExitStack() as stack:
         train = stack.enter_context(_appender(out, tokenizer, config))
         held_out = stack.enter_context(_appender(out / HELD_OUT, tokenizer, config)) if config.held_out else None
@@ -219,7 +223,7 @@ def _append(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, conf
         return _store(documents, out, sides, config)
 
 
-def _store(documents: Iterable[_Encoded], out: Path, sides: _Sides, config: PackConfig) -> PackReport:
+def _store(documents: Iterable[EncodedDocument], out: Path, sides: _Sides, config: PackConfig) -> PackReport:
     num_skipped = 0
     num_without_answer = sum(side.num_without_answer for side in (sides.train, sides.held_out) if side)
     for document in documents:
@@ -227,7 +231,7 @@ def _store(documents: Iterable[_Encoded], out: Path, sides: _Sides, config: Pack
             num_skipped += 1
             continue
         loss_mask = document.loss_mask if config.learn == "answers" else None
-        num_without_answer += loss_mask is not None and not any(loss_mask)
+        num_without_answer += loss_mask is not None and not loss_mask.any()
         sides.of(_share_of(document.identity) < config.held_out).writer.add(
             document.tokens,
             loss_mask=loss_mask,
@@ -319,7 +323,7 @@ def _share_of(identity: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
 
 
-def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: BaseChatTemplate) -> Iterator[_Encoded]:
+def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: BaseChatTemplate) -> Iterator[EncodedDocument]:
     for kind, run in groupby(documents, key=type):
         if kind is TextDocument:
             yield from _encoded_texts((document for document in run if isinstance(document, TextDocument)), tokenizer)
@@ -329,19 +333,20 @@ def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: B
                 raise UnknownDocumentError(
                     f"documents of type {kind.__name__} cannot be packed; pass TextDocument or ChatDocument"
                 )
-            yield _encoded_chat(document, tokenizer, template)
+            yield encoded_chat(document, tokenizer, template)
 
 
-def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseChatTemplate) -> _Encoded:
+def encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseChatTemplate) -> EncodedDocument:
+    """Return a conversation as it is stored."""
     conversation = document.conversation
     try:
         encoded = template.encode_conversation(tokenizer, conversation)
         identity = _identity(conversation)
     except (OpenAFMError, ValueError) as error:  # Python's JSON accepts NaN; documents must not have it
         raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
-    return _Encoded(
+    return EncodedDocument(
         tokens=np.array(encoded.tokens, dtype=np.int64),
-        loss_mask=encoded.loss_mask,
+        loss_mask=np.array(encoded.loss_mask, dtype=np.bool_),
         language=conversation.language,
         task=conversation.task,
         identity=identity,
@@ -350,7 +355,7 @@ def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseCh
     )
 
 
-def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[_Encoded]:
+def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[EncodedDocument]:
     """Encode texts in batches, in order; a long text is encoded as several segments."""
     bos, eos = [tokenizer.special.bos], [tokenizer.special.eos]
     parts: list[npt.NDArray[np.int64]] = []
@@ -360,7 +365,7 @@ def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> I
             if segment.ends is None:
                 continue
             document, has_text = segment.ends, bool(segment.ends.text.strip())
-            yield _Encoded(
+            yield EncodedDocument(
                 tokens=np.concatenate([bos, *parts, eos] if has_text else [[]]).astype(np.int64),
                 loss_mask=None,
                 language=document.language,

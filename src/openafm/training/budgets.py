@@ -63,3 +63,13 @@ class TimeBudget(BudgetConfig):
 
     def steps(self, data: LoaderConfig) -> None:
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineBudget(TimeBudget):
+    """Steps until `seconds` after the start, at whatever speed they have: for a machine that is lent for some minutes.
+
+    As `TimeBudget`, and the number of steps is estimated again before each step, so that the schedule follows the measured
+    share of the time and the last step, with the last learning rate, ends before the reserve. Weights depend on the clock:
+    two runs of one config differ. A run that resumes has what the steps before have left of `seconds`.
+    """

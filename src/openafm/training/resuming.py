@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openafm.core.config import Config, to_dict
+from openafm.training.budgets import DeadlineBudget
 from openafm.training.config import TrainerConfig
 
 
@@ -33,7 +34,9 @@ def resume_notes(found: TrainerConfig, config: TrainerConfig, num_steps: int) ->
         if before != now:
             notes.append(f"{key} was {_brief(before)} and is now {_brief(now)}: results differ by rounding from here on")
     wanted = config.budget.steps(config.data)
-    if wanted is None:
+    if isinstance(config.budget, DeadlineBudget):
+        notes.append(f"the run ends {config.budget.seconds:,.0f} s after its start, less the time of the steps before")
+    elif wanted is None:
         if found.budget != config.budget:
             notes.append(f"a time budget sets the number of steps when a run starts: it stays {num_steps:,}")
     elif wanted != num_steps:

@@ -25,7 +25,7 @@ from openafm.core.progress import Progress, progress
 from openafm.core.terminal import escaped
 from openafm.data.shards.token_shards import read_manifest
 from openafm.models.decoder import Decoder
-from openafm.training.budgets import TimeBudget
+from openafm.training.budgets import DeadlineBudget, TimeBudget
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.folder import intact_checkpoint, newest_checkpoint, quarantine_newer, remove_incomplete
 from openafm.training.checkpoints.record import CheckpointRecord
@@ -46,6 +46,7 @@ from openafm.training.observability.reporting import MetricsReporter, ProgressRe
 from openafm.training.observability.samples import Sampler, SampleReporter
 from openafm.training.observability.stragglers import StragglerReporter
 from openafm.training.observers import Observer
+from openafm.training.pace import Pace
 from openafm.training.planning.fit import check_memory
 from openafm.training.resuming import resume_notes
 from openafm.training.signals import stop_on_signals
@@ -163,7 +164,8 @@ def train(
             reporters.append(StragglerReporter(config.stragglers, ranks, note))
         if config.replica_check is not None:
             reporters.append(ReplicaCheck(config.replica_check, state.parameters, parallelism.shape, ranks))
-        trainer.run([recorder, watching, meter, *reporters, writer, stop, *listeners], evaluator)
+        pace = Pace(config.budget, state, start_s) if isinstance(config.budget, DeadlineBudget) else None
+        trainer.run([recorder, watching, meter, *reporters, writer, stop, *listeners], evaluator, pace)
         writer.wait()
         recorder.close()
         stopped_by = next((number for number in ranks.all_gather(stop.signal) if number is not None), None)

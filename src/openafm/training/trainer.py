@@ -20,6 +20,7 @@ from openafm.training.evaluation import Evaluator
 from openafm.training.loss_sums import LossAccumulator, LossSums
 from openafm.training.objectives.base import ScheduledObjective
 from openafm.training.observers import Observer, Observers, StepResult
+from openafm.training.pace import Pace
 from openafm.training.state import TrainingState
 
 
@@ -62,8 +63,12 @@ class Trainer:
             config.compile.apply(state.model)
         self._data_wait_s = self._local_s = 0.0
 
-    def run(self, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None) -> None:
+    def run(
+        self, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None, pace: Pace | None = None
+    ) -> None:
         """Train to the last step or until an observer requests a stop; evaluate, also before the first step; save.
+
+        With `pace` the last step is the one before a deadline.
 
         Raises:
             RemoteRankError: another rank cannot read its next batch; that rank raises the error of its data.
@@ -79,6 +84,8 @@ class Trainer:
         reads_first = state.parallelism.world > 1 and not self.source.fails_together
         with closing(self.source.batches(state.step)) as batches:
             while True:
+                if pace is not None:
+                    pace.update(state)
                 is_last = state.step >= state.num_steps
                 reading = self._read(batches, events) if reads_first and not is_last else None
                 requests = events.requests(reading is not None and reading.failure is not None)
