@@ -24,6 +24,7 @@ from openafm.models.vision.multimodal_config import MultimodalConfig
         ("on_device.draft", 48_765_952),
         ("on_device.nano", 7_541_824),
         ("on_device.nano_draft", 1_115_200),
+        ("on_device.small", 31_204_672),
         ("on_device.micro", 1_395_232),
         ("on_device.micro_draft", 229_824),
         ("compact.base", 302_017_024),

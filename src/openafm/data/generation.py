@@ -43,9 +43,7 @@ def generated_documents(
     Raises:
         GenerationError: a worker died.
     """
-    chunks = (
-        _Chunk(synthetic, start, min(start + CHUNK, count), tokenizer, template) for start in range(0, count, CHUNK)
-    )
+    chunks = (_Chunk(synthetic, start, min(start + CHUNK, count), tokenizer, template) for start in range(0, count, CHUNK))
     num_workers = num_workers or min(num_cores(), count // (2 * CHUNK))
     if num_workers <= 1:
         for chunk in chunks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -323,7 +323,9 @@ def _share_of(identity: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
 
 
-def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: BaseChatTemplate) -> Iterator[EncodedDocument]:
+def _encoded(
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: BaseChatTemplate
+) -> Iterator[EncodedDocument]:
     for kind, run in groupby(documents, key=type):
         if kind is TextDocument:
             yield from _encoded_texts((document for document in run if isinstance(document, TextDocument)), tokenizer)

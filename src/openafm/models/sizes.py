@@ -105,6 +105,24 @@ def on_device_nano() -> DecoderConfig:
     )
 
 
+def on_device_small() -> DecoderConfig:
+    """Return a model of 31.2 M parameters for a GPU and some minutes: about 9 MB in 2 bits, 62 MB in bf16.
+
+    It has nano's layers at twice the width, because a GPU computes wide layers faster than many.
+    """
+    return shared_kv_decoder(
+        vocab_size=4096,
+        dim=512,
+        num_own_layers=5,
+        num_shared_layers=3,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=64,
+        hidden_dim=1920,
+        context_length=4096,
+    )
+
+
 def on_device_nano_draft() -> DecoderConfig:
     """Return the draft model for `on_device.nano`."""
     return shared_kv_decoder(
@@ -335,6 +353,7 @@ SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "on_device.micro_draft": on_device_micro_draft,
     "on_device.nano": on_device_nano,
     "on_device.nano_draft": on_device_nano_draft,
+    "on_device.small": on_device_small,
     "on_device.draft": on_device_draft,
     "on_device.base": on_device_base,
     "compact.micro": compact_micro,

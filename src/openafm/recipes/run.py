@@ -146,7 +146,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str, *, verify_data: bool 
         config.trainer.parallel.shape(everyone.world)
         config.trainer.parallel.check_model(config.trainer.model)
         everyone.run_on_main(lambda: _prepare(config, folder, str(everyone.device), opened))
-        trainer = _located(config.trainer, folder)
+        trainer = located(config.trainer, folder)
         sampler = None if config.samples is None or not everyone.is_main else _sampler(config, trainer, folder)
         result = train(trainer, folder, processes=everyone, sampler=sampler, verify_data=verify_data)
         if not result.finished:
@@ -228,7 +228,7 @@ def _prepare(config: RunConfig, folder: Path, device: str, opened: ExitStack) ->
         _warn_about_languages(config, corpus.name, folder)
     with atomic_file(folder / "run.json", "w") as file:
         file.write(dump(config))
-    trainer = _located(config.trainer, folder)
+    trainer = located(config.trainer, folder)
     trainer.objective.prepare(trainer, device)
 
 
@@ -348,7 +348,7 @@ def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemp
     return tokenizer, ChatTemplate()
 
 
-def _located(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
+def located(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
     """Return the same run with all relative paths resolved against the run folder."""
     if trainer.evaluation is not None:
         data = _located_loader(trainer.evaluation.data, folder)

@@ -280,6 +280,18 @@ class WandbHistoryConfig(CallbackConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrintedLinesConfig(CallbackConfig):
+    """Print a line of the log to standard output at most every `seconds`, and those with held-out losses."""
+
+    seconds: float = 10.0
+
+    def build(self, folder: Path) -> Observer:
+        from openafm.training.observability.reporting import PrintedLines
+
+        return PrintedLines(self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerConfig(Config):
     """A whole run. Equal configs, data and machine give bit-identical weights, however often the run is interrupted.
 

@@ -63,9 +63,7 @@ class Trainer:
             config.compile.apply(state.model)
         self._data_wait_s = self._local_s = 0.0
 
-    def run(
-        self, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None, pace: Pace | None = None
-    ) -> None:
+    def run(self, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None, pace: Pace | None = None) -> None:
         """Train to the last step or until an observer requests a stop; evaluate, also before the first step; save.
 
         With `pace` the last step is the one before a deadline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Emulate the kernel in fp32; return the windows of its calls."""
     windows: list[tuple[int, int]] = []
 
+    @functools.wraps(emulated_kernel)
     def called(*arguments: Any, **options: Any) -> Tensor:
         windows.append(options["window_size"])
         return emulated_kernel(*arguments, **options)
@@ -112,6 +114,17 @@ def test_spans_and_wide_dtypes_do_not_use_the_kernel(
     monkeypatch.setattr(document_attention, "FLASH_DTYPES", (torch.bfloat16,))
     assert torch.equal(flash.attend(q, k, v, CausalMask()), each.attend(q, k, v, CausalMask()))
     assert kernel_calls == []
+
+
+def test_older_kernels_take_fewer_key_value_heads_without_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def older_kernel(*arguments: Any, window_size: tuple[int, int]) -> Tensor:
+        return emulated_kernel(*arguments, window_size=window_size, enable_gqa=True)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", older_kernel)
+    monkeypatch.setattr(document_attention, "FLASH_DTYPES", (torch.float32,))
+    each, flash = backends()
+    q, k, v = operands()
+    torch.testing.assert_close(flash.attend(q, k, v, CausalMask(3)), each.attend(q, k, v, CausalMask(3)))
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ class ShardWriter:
         *,
         language: str = "",
         source: str = "",
-        loss_mask: Sequence[bool] | None = None,
+        loss_mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
         metadata: Mapping[str, str] | None = None,
         image_slots: npt.NDArray[Any] | None = None,
     ) -> None:

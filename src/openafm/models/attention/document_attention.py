@@ -9,10 +9,12 @@ Shapes: N positions of the flattened batch, Q of them queries, H heads, K key/va
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from inspect import signature
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -163,7 +165,8 @@ class FlashAttention(DocumentAttention):
     def _flash(self, q_NHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, window: tuple[int, int]) -> Tensor:
         from torch.nn.attention import varlen  # imports torch._dynamo, which takes seconds
 
-        o_NHC = varlen.varlen_attn(
+        kernel: Any = varlen.varlen_attn
+        o_NHC = kernel(
             q_NHC,
             k_NKC.to(q_NHC.dtype),
             v_NKC.to(q_NHC.dtype),
@@ -172,7 +175,13 @@ class FlashAttention(DocumentAttention):
             self._longest,
             self._longest,
             window_size=window,
-            enable_gqa=True,
+            **_grouped(kernel),
         )
         assert isinstance(o_NHC, Tensor)
         return o_NHC if self._padding_N11 is None else o_NHC.masked_fill(self._padding_N11, 0)
+
+
+@cache
+def _grouped(kernel: Callable[..., Any]) -> dict[str, bool]:
+    """Return the argument that allows fewer key/value heads; before torch 2.12 the kernel takes them without one."""
+    return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}

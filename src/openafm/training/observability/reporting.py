@@ -78,3 +78,24 @@ class WandbHistory(Observer):
         line = {**values, "_step": step, "_timestamp": now_s, "_runtime": now_s - self._start_s}
         with room_for(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+class PrintedLines(Observer):
+    """Print lines of the log to standard output, as in `step 1,200  loss 0.8132  learning_rate 0.014`."""
+
+    _NAMES = ("loss", "held_out_loss", "learning_rate", "tokens_per_second", "num_tokens", "device_peak_memory_mb")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._last_s = seconds, -float("inf")
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        if "held_out_loss" not in values:
+            if time.monotonic() - self._last_s < self._seconds:
+                return
+            self._last_s = time.monotonic()
+        shown = (f"{name} {_number(values[name])}" for name in self._NAMES if name in values)
+        print(f"step {step:,}", *shown, sep="  ", flush=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}"

@@ -1,0 +1,156 @@
+"""Training within the minutes of a borrowed machine: what comes back, its room, and interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from openafm.bundle import open_bundle, write_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.core.config import ConfigError
+from openafm.models.sizes import named_size
+from openafm.recipes.borrowed.__main__ import main
+from openafm.recipes.borrowed.config import BorrowedConfig
+from openafm.recipes.borrowed.outbox import Outbox, RoomError, write_in_16_bits
+from openafm.recipes.borrowed.run import compiles, stage_corpora, stage_run
+from openafm.recipes.corpora import SyntheticCorpusConfig
+
+TRAIN = ["train", "--size", "micro", "--examples", "200", "--stage", "on_device.pretrain=1", "--stage", "on_device.sft=3"]
+
+
+def micro_bundle(path: Path) -> Path:
+    """A bundle of on_device.micro with shipped nano's tokenizer and random weights."""
+    source = open_bundle("nano")
+    config = replace(named_size("on_device.micro"), vocab_size=source.tokenizer.vocab_size)
+    weights = {name: weight.numpy() for name, weight in config.build(1).state_dict().items()}
+    write_bundle(path, config=config, tokenizer=source.tokenizer, template=source.template, tensors=weights)
+    return path
+
+
+def test_weights_in_16_bits_are_the_rounded_ones(tmp_path: Path) -> None:
+    bundle = open_bundle(micro_bundle(tmp_path / "micro"))
+    small = write_in_16_bits(bundle, tmp_path / "small")
+    small.verify()
+    assert (
+        0.5 < (small.path / "model.safetensors").stat().st_size / (bundle.path / "model.safetensors").stat().st_size < 0.51
+    )
+    for name, array in small.tensors().items():
+        rounded = torch.from_numpy(bundle.tensors()[name].copy()).to(torch.bfloat16).float().numpy()
+        assert np.array_equal(array, rounded)
+    assert not small.numerics.is_compressed  # so that the next stage trains it
+    load_decoder(small)
+
+
+def test_bundles_get_16_bits_only_without_room(tmp_path: Path) -> None:
+    bundle = open_bundle(micro_bundle(tmp_path / "micro"))
+    config = BorrowedConfig(size="micro", num_pieces=9, piece_mb=1.0)
+    pieces = Outbox(config, bundle.config, tmp_path / "work", tmp_path / "pieces").put(bundle, "on_device.sft")
+    assert len(pieces) == 7
+    tight = replace(config, num_pieces=6)
+    pieces = Outbox(tight, bundle.config, tmp_path / "work", tmp_path / "pieces").put(bundle, "on_device.sft")
+    assert len(pieces) == 4
+    with pytest.raises(RoomError, match=r"1,657,376 parameters take 4 MB, the pieces hold 3 MB"):
+        Outbox(replace(config, num_pieces=4), bundle.config, tmp_path, tmp_path / "pieces")
+
+
+def test_the_built_in_corpus_follows_the_machine(tmp_path: Path) -> None:
+    config = BorrowedConfig(natural=str(tmp_path), num_examples=70)
+    training, held_out, _ = stage_corpora(config, "on_device.sft")
+    assert isinstance(training, SyntheticCorpusConfig)
+    assert isinstance(held_out, SyntheticCorpusConfig)
+    assert (training.num_examples, training.synthetic.natural) == (70, str(tmp_path))
+    assert (held_out.num_examples, held_out.synthetic.natural) == (1_000, "")
+
+
+def test_only_later_stages_take_changes(tmp_path: Path) -> None:
+    config = BorrowedConfig(changes={"trainer.optimizer.learning_rate": "0.5"}, rows=7)
+    source, cpu = open_bundle("nano"), torch.device("cpu")
+    model = named_size("on_device.small")
+    first = stage_run(config, "on_device.pretrain", None, model, source.path / "tokenizer.json", cpu, print)
+    assert (first.trainer.model, first.trainer.data.rows_per_step) == (model, 1)
+    start = str(micro_bundle(tmp_path / "micro"))
+    second = stage_run(config, "on_device.sft", start, model, source.path / "tokenizer.json", cpu, print)
+    assert second.trainer.optimizer.learning_rate == 0.5 != first.trainer.optimizer.learning_rate
+    assert (second.trainer.data.rows_per_step, second.trainer.model.dim) == (7, 128)
+
+
+def test_a_compiler_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(function: object) -> object:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    said: list[str] = []
+    assert not compiles(torch.device("cpu"), said.append)
+    assert said == ["without torch.compile: RuntimeError: no C compiler"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--minutes", "0.2"], "minutes must be above 20 s"),
+        (["--stage", "on_device.sft"], "expected KEY=VALUE, got 'on_device.sft'"),
+        (["--stage", "on_device.sft=all"], "the share of on_device.sft is a number"),
+        (["--stage", "on_device.stf=1"], "did you mean 'on_device.sft'"),
+        (["--stage", "on_device.sft=0"], "shares of the time must be above 0"),
+        (["--model", "on_device.smal"], "did you mean 'on_device.small'"),
+        (["--model", "on_device.base"], "choose a smaller model"),
+        (["--tokenizer", "none"], "none"),
+    ],
+)
+def test_wrong_options_are_named(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", str(tmp_path / "out"), *options]) != 0
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "pieces").exists()
+
+
+def test_a_model_needs_a_config() -> None:
+    with pytest.raises(ConfigError, match="stages must not be empty"):
+        BorrowedConfig(stages={})
+
+
+@pytest.mark.long
+def test_what_comes_back_can_be_joined_and_trained_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    out = tmp_path / "out"
+    assert main([*TRAIN, "--minutes", "0.7", "--out", str(out)]) == 0
+    figures = json.loads((out / "figures.json").read_text())
+    assert figures["stages"]["on_device.sft"]["steps"] >= 1
+    assert figures["stages"]["on_device.sft"]["epochs"]["built_in"] > 0
+    assert main(["join", str(out / "pieces"), "--out", str(tmp_path / "joined")]) == 0
+    joined = open_bundle(tmp_path / "joined" / "on_device.sft")
+    joined.verify()
+    steps = figures["stages"]["on_device.sft"]["steps"]
+    assert main([*TRAIN, "--minutes", "0.7", "--out", str(out)]) == 0  # finished: nothing is trained again
+    assert json.loads((out / "figures.json").read_text())["stages"]["on_device.sft"]["steps"] == steps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_call_leaves_pieces_and_continues(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "openafm.recipes.borrowed", *TRAIN, "--minutes", "30", "--out", str(out)]
+    command += ["--stage", "on_device.pretrain=0.0001", "--set", "trainer.checkpoint.every_seconds=2"]
+    with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
+        while not (out / "pieces").is_dir() and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(number)
+    assert process.returncode == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+    assert main(["join", str(out / "pieces"), "--out", str(tmp_path / "joined")]) == 0
+    open_bundle(tmp_path / "joined" / "on_device.sft").verify()
+    options = ["--stage", "on_device.pretrain=0.0001", "--set", "trainer.checkpoint.every_seconds=2"]
+    assert main([*TRAIN, *options, "--minutes", "0.7", "--out", str(out)]) == 0
