@@ -23,7 +23,7 @@ from openafm.recipes.borrowed.__main__ import main
 from openafm.recipes.borrowed.config import BorrowedConfig
 from openafm.recipes.borrowed.outbox import Outbox, RoomError, write_in_16_bits
 from openafm.recipes.borrowed.run import compiles, stage_corpora, stage_run
-from openafm.recipes.corpora import SyntheticCorpusConfig
+from openafm.recipes.sources.corpora import SyntheticCorpusConfig
 
 TRAIN = ["train", "--size", "micro", "--examples", "200", "--stage", "on_device.pretrain=1", "--stage", "on_device.sft=3"]
 

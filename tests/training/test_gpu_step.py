@@ -1,7 +1,7 @@
 """A training step on fake CUDA tensors: every device and dtype of it is checked, and no card is needed.
 
 Torch must be built for CUDA; autograd needs a card, so that the backward pass is traced on CPU tensors that stand for
-those of a GPU (tests/models/test_document_attention.py).
+those of a GPU (tests/models/attention/test_document_attention.py).
 """
 
 from __future__ import annotations

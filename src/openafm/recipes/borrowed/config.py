@@ -31,7 +31,7 @@ class BorrowedConfig(Config):
     size: str = "nano"
     model: str = ""
     tokenizer: str = "nano"
-    stages: dict[str, float] = field(default_factory=lambda: {"on_device.pretrain": 0.1, "on_device.sft": 0.9})
+    stages: dict[str, float] = field(default_factory=lambda: {"on_device.pretrain": 0.12, "on_device.sft": 0.88})
     num_examples: int = 0
     generate_seconds: float = 45.0
     natural: str = ""

@@ -25,9 +25,9 @@ from openafm.recipes.borrowed.outbox import Outbox
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
 from openafm.recipes.consolidation import consolidate_run
-from openafm.recipes.corpora import CorpusConfig, SyntheticCorpusConfig, pack_corpus
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import RunInterruptedError, RunResult, located, run_recipe
+from openafm.recipes.sources.corpora import CorpusConfig, SyntheticCorpusConfig, pack_corpus
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import DeadlineBudget
