@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from openafm.compression.config import QATConfig
-from openafm.data.batch import Batch
+from openafm.data.loading.batch import Batch
 from openafm.models.sizes import named_size
 from openafm.models.spans import Span
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER

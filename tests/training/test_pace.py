@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import exit_code, tiny_run, train_in_child, wait_for_step, write_corpus
 
-from openafm.data.loader import LoaderConfig
+from openafm.data.loading.loader import LoaderConfig
 from openafm.training.budgets import DeadlineBudget
 from openafm.training.initialization import fresh_state
 from openafm.training.observability.metrics import read_metrics
