@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from openafm.compression.config import QATConfig
 from openafm.data.loading.batch import Batch
+from openafm.models.attention.spans import Span
 from openafm.models.sizes import named_size
-from openafm.models.spans import Span
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER
 from openafm.training.config import AdamWConfig, OptimizerConfig
 from openafm.training.objectives.base import NextToken
