@@ -20,6 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_openafm import OpenafmConfig
 
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"  # renamed in 5.24
+
 
 class OpenafmRMSNorm(nn.Module):
     """Root-mean-square norm in fp32."""
@@ -101,7 +103,7 @@ class OpenafmAttention(nn.Module):
         rotation: tuple[Tensor, Tensor],
         attention_mask: Tensor | None,
         stored: dict[int, tuple[Tensor, Tensor]],
-        past_key_values: Cache | None,
+        cache: Cache | None,
         **kwargs: Any,
     ) -> Tensor:
         """Return the output. `stored` has the keys and values of earlier layers of this call; own ones are added."""
@@ -109,8 +111,8 @@ class OpenafmAttention(nn.Module):
         if self.source == self.layer_idx:
             key_BKTC = self._placed(self._heads(self.k_proj(hidden_states)), "k_norm", rotation)
             value_BKTC = self._heads(self.v_proj(hidden_states))
-            if past_key_values is not None:
-                key_BKTC, value_BKTC = past_key_values.update(key_BKTC, value_BKTC, self.layer_idx)
+            if cache is not None:
+                key_BKTC, value_BKTC = cache.update(key_BKTC, value_BKTC, self.layer_idx)
             stored[self.layer_idx] = key_BKTC, value_BKTC
         key_BKTC, value_BKTC = stored[self.source]
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
@@ -175,7 +177,7 @@ class OpenafmPreTrainedModel(PreTrainedModel):
     config_class = OpenafmConfig
     base_model_prefix = "model"
     _no_split_modules = ["OpenafmDecoderLayer"]  # noqa: RUF012 - transformers declares them so
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["cache", "past_key_values"]  # noqa: RUF012
     _supports_attention_backend = True
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -197,6 +199,7 @@ class OpenafmModel(OpenafmPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        cache: Cache | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
@@ -204,16 +207,13 @@ class OpenafmModel(OpenafmPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         if position_ids is None:
-            num_seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+            num_seen = 0 if cache is None else cache.get_seq_length()
             position_ids = torch.arange(x.shape[1], device=x.device)[None] + num_seen
-        masks = (
-            attention_mask
-            if isinstance(attention_mask, dict)
-            else self._masks(x, attention_mask, past_key_values, position_ids)
-        )
+        masks = attention_mask if isinstance(attention_mask, dict) else self._masks(x, attention_mask, cache, position_ids)
         rotation = rotations(self.config, position_ids)
         stored: dict[int, tuple[Tensor, Tensor]] = {}
         for kind, layer in zip(self.config.layer_types, self.layers, strict=True):
@@ -222,19 +222,17 @@ class OpenafmModel(OpenafmPreTrainedModel):
                 rotation=rotation,
                 attention_mask=masks[kind],
                 stored=stored,
-                past_key_values=past_key_values,
+                cache=cache,
                 **kwargs,
             )
-        return BaseModelOutputWithPast(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values if use_cache else None
-        )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **{CACHE: cache if use_cache else None})
 
-    def _masks(self, x: Tensor, attention_mask: Any, past_key_values: Cache | None, position_ids: Tensor) -> dict[str, Any]:
+    def _masks(self, x: Tensor, attention_mask: Any, cache: Cache | None, position_ids: Tensor) -> dict[str, Any]:
         arguments = {
             "config": self.config,
             "inputs_embeds": x,
             "attention_mask": attention_mask,
-            "past_key_values": past_key_values,
+            CACHE: cache,
             "position_ids": position_ids,
         }
         masks = {"full_attention": create_causal_mask(**arguments)}
@@ -260,6 +258,7 @@ class OpenafmForCausalLM(OpenafmPreTrainedModel, GenerationMixin):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
+        cache: Cache | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
@@ -271,7 +270,7 @@ class OpenafmForCausalLM(OpenafmPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -281,4 +280,4 @@ class OpenafmForCausalLM(OpenafmPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)})
