@@ -42,7 +42,7 @@ from openafm.data.images.decoding import pixels, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, StoredImage
 from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
 from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
-from openafm.data.images.shards import ShardItem, finish_corpus, write_image_shard
+from openafm.data.images.shard_writer import ShardItem, finish_corpus, write_image_shard
 from openafm.data.loading.batch import Batch
 from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.shards.token_shards import open_shards

@@ -58,7 +58,8 @@ from openafm.adapters.package import (
 )
 from openafm.adapters.store import adapter_place, installed_adapters
 from openafm.core.config import ConfigError, to_dict
-from openafm.core.files import FolderInUseError, OutOfSpaceError, data_home, folder_lock
+from openafm.core.files import OutOfSpaceError, data_home
+from openafm.core.folder_lock import FolderInUseError, folder_lock
 
 OTHER_SIGNATURE = "f" * 40
 PRIVATE = "1" * 64

@@ -30,13 +30,14 @@ from openafm.bundle import (
     resolve_model,
     write_bundle,
 )
-from openafm.bundle.bundle import DOCUMENTS
+from openafm.bundle.files import DOCUMENTS
 from openafm.bundle.resign import resign_bundle
 from openafm.bundle.signature import Signature, TensorEntry, sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.config import ConfigError, UnknownKindError
 from openafm.core.errors import UsageError
-from openafm.core.files import ForeignFilesError, NotAFileError, OutOfSpaceError
+from openafm.core.files import ForeignFilesError, OutOfSpaceError
+from openafm.core.regular_files import NotAFileError
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

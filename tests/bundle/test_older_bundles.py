@@ -9,8 +9,8 @@ import numpy as np
 from tiny_bundles import write_multimodal_bundle
 
 from openafm.bundle import open_bundle
-from openafm.bundle.bundle import DOCUMENTS, read_all_tensors
 from openafm.bundle.decoder import load_decoder
+from openafm.bundle.files import DOCUMENTS, read_all_tensors
 from openafm.bundle.signature import sign
 
 

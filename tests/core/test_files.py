@@ -12,22 +12,23 @@ from pathlib import Path
 import pytest
 
 from openafm.core.files import (
-    FolderInUseError,
     ForeignFilesError,
-    NotAFileError,
     OutOfSpaceError,
-    OversizeFilesError,
     atomic_file,
     atomic_folder,
-    check_regular,
-    copy_files,
     file_digest,
-    folder_lock,
     foreign_files,
     lines_of,
+    remove_written,
+)
+from openafm.core.folder_lock import FolderInUseError, folder_lock
+from openafm.core.regular_files import (
+    NotAFileError,
+    OversizeFilesError,
+    check_regular,
+    copy_files,
     open_regular,
     read_document,
-    remove_written,
 )
 
 

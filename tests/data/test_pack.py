@@ -25,17 +25,9 @@ from openafm.data.documents import (
     TextDocument,
     language_of_path,
 )
+from openafm.data.encoding import SEGMENT_CHARACTERS, UnknownDocumentError
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
-from openafm.data.pack import (
-    SEGMENT_CHARACTERS,
-    PackConfig,
-    UnknownDocumentError,
-    pack_conversations,
-    pack_documents,
-    pack_path,
-    pack_synthetic,
-    pack_texts,
-)
+from openafm.data.pack import PackConfig, pack_conversations, pack_documents, pack_path, pack_synthetic, pack_texts
 from openafm.data.shards.manifest import EmptyCorpusError, ManifestError
 from openafm.data.shards.token_shards import Shards, open_shards, read_manifest
 from openafm.data.shards.writer import OutputFolderError

@@ -16,7 +16,8 @@ from openafm.cli.main import run
 from openafm.core.errors import UsageError
 from openafm.data.images.decoding import png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, StoredImage
-from openafm.data.images.shards import ImageCorpus, finish_corpus, open_image_corpus, write_image_shard
+from openafm.data.images.shard_writer import finish_corpus, write_image_shard
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
 from openafm.data.pairs.alignment import SCORE_KEY, AlignmentConfig
 from openafm.data.pairs.filters import Pair
 from openafm.evaluation.image_text import ImageTextEncoder, NotContrastiveError, zero_shot

@@ -28,10 +28,11 @@ from openafm.adapters.delivery.keys import public_key, sign
 from openafm.adapters.delivery.manifest import open_manifest
 from openafm.adapters.delivery.server import build_catalog
 from openafm.bundle import open_bundle, write_bundle
-from openafm.bundle.bundle import DOCUMENTS, read_all_tensors
 from openafm.bundle.decoder import load_decoder
+from openafm.bundle.files import DOCUMENTS, read_all_tensors
 from openafm.bundle.signature import sign as sign_bundle
-from openafm.core.files import file_digest, read_document
+from openafm.core.files import file_digest
+from openafm.core.regular_files import read_document
 from openafm.core.user_key import tag, user_key
 from openafm.data.shards.token_shards import open_shards
 from openafm.data.shards.writer import write_shards

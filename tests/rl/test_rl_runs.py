@@ -17,7 +17,7 @@ from torch import Tensor
 
 from openafm.core.config import ConfigError, dump, from_dict
 from openafm.core.executors import LocalConfig, RayConfig
-from openafm.core.files import FolderInUseError, folder_lock
+from openafm.core.folder_lock import FolderInUseError, folder_lock
 from openafm.rl.buffer import BufferError
 from openafm.rl.config import RLConfig, replay_data
 from openafm.rl.prompt_sources import PromptFileConfig

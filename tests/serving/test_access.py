@@ -18,7 +18,8 @@ from endpoints import wait_until
 from fastapi.routing import APIRoute
 from servers import http, running_server
 
-from openafm.core.files import FolderInUseError, data_home, folder_lock
+from openafm.core.files import data_home
+from openafm.core.folder_lock import FolderInUseError, folder_lock
 from openafm.serving import keys
 from openafm.serving.access import PUBLIC_PATHS
 from openafm.serving.app import ROUTERS

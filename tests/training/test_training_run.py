@@ -16,7 +16,7 @@ import torch
 from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_child, wait_for_step, write_corpus
 
 from openafm.core.errors import UsageError
-from openafm.core.files import FolderInUseError, folder_lock
+from openafm.core.folder_lock import FolderInUseError, folder_lock
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.shards.writer import write_shards
 from openafm.models.initialization.induction import start_induction

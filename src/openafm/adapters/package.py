@@ -31,15 +31,8 @@ from openafm.adapters.metadata import (
 )
 from openafm.core.config import ConfigError, UnknownKindError, to_dict
 from openafm.core.errors import UsageError
-from openafm.core.files import (
-    NotAFileError,
-    OversizeFilesError,
-    atomic_folder,
-    check_written,
-    copy_files,
-    open_regular,
-    write_json,
-)
+from openafm.core.files import atomic_folder, check_written, write_json
+from openafm.core.regular_files import NotAFileError, OversizeFilesError, copy_files, open_regular
 
 METADATA, WEIGHTS, DRAFT = "metadata.json", "adapter_weights.safetensors", "draft"
 DRAFT_FILES = ("config.json", "tokenizer.json", "chat_template.json", "signature.json", "*.safetensors")

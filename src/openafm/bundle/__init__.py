@@ -1,6 +1,6 @@
 """Bundles, the folders in which models are exchanged: read, write, sign, verify. Imports no tensor library."""
 
-from openafm.bundle.bundle import Bundle, RecoveryAdapter, open_bundle, write_bundle
+from openafm.bundle.bundle import Bundle, open_bundle
 from openafm.bundle.errors import (
     BundleError,
     BundleNotFoundError,
@@ -9,6 +9,7 @@ from openafm.bundle.errors import (
     NotGenerativeError,
 )
 from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model, shipped_bundle
+from openafm.bundle.writer import RecoveryAdapter, write_bundle
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 
 __all__ = [

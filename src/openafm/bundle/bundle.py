@@ -8,34 +8,22 @@ Nothing is used before it is verified: the stated signature and the config at op
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 from numpy.typing import NDArray
 
-from openafm.adapters.config import LoRAConfig
-from openafm.adapters.package import AdapterPackage, open_adapter, write_adapter
+from openafm.adapters.package import AdapterPackage, open_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError, NotGenerativeError
-from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest, sign
-from openafm.bundle.store import FILE_PATTERNS, find_bundle
-from openafm.bundle.tensor_file import MappedTensor, TensorSource, copy_tensors, read_tensors, write_tensors
-from openafm.compression.numerics import FULL_PRECISION, Numerics
-from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict, to_tagged_dict
+from openafm.bundle.files import DOCUMENTS, RECOVERY_ADAPTER, parse_json, read_all_tensors, read_json, read_text
+from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest
+from openafm.bundle.store import find_bundle
+from openafm.bundle.tensor_file import MappedTensor
+from openafm.compression.numerics import Numerics
+from openafm.core.config import ConfigError, UnknownKindError, from_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import (
-    NotAFileError,
-    OversizeFilesError,
-    atomic_folder,
-    check_written,
-    read_document,
-    resumable_folder,
-    write_json,
-)
 from openafm.models.config import DecoderConfig
 from openafm.models.feed_forward.experts_config import (
     ExpertsConfig as ExpertsConfig,  # a kind of layer is known once it is imported
@@ -47,18 +35,7 @@ from openafm.tokenizer.files import read_tokenizer
 from openafm.tokenizer.imported.template import read_template
 from openafm.tokenizer.template import BaseChatTemplate
 
-RECOVERY_ADAPTER = "recovery.fmadapter"
-DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecoveryAdapter:
-    """Config and weights of a recovery adapter; writing the bundle binds it to the bundle's signature."""
-
-    config: LoRAConfig
-    weights: Mapping[str, NDArray[Any]]
 
 
 class Bundle:
@@ -210,7 +187,7 @@ class Bundle:
     def _part(self, name: str, read: Callable[[str], T]) -> T:
         file = self.path / name
         text = read_text(file)
-        self._check_document(name, _parsed(file, text))
+        self._check_document(name, parse_json(file, text))
         try:
             return read(text)
         except UnknownKindError:
@@ -231,118 +208,6 @@ def open_bundle(name_or_path: str | Path) -> Bundle:
     return Bundle(find_bundle(name_or_path))
 
 
-def write_bundle(
-    path: Path,
-    *,
-    config: DecoderConfig,
-    tokenizer: Tokenizer,
-    template: BaseChatTemplate,
-    tensors: Mapping[str, NDArray[Any]] | Sequence[TensorSource],
-    numerics: Numerics = FULL_PRECISION,
-    recovery: RecoveryAdapter | None = None,
-    card: str = "",
-) -> Bundle:
-    """Write and sign a bundle at `path`, atomically. An existing bundle is replaced, any other folder is refused.
-
-    Tensor sources, named as in the model, are copied one at a time.
-
-    Raises:
-        OutOfSpaceError: the disk is full; `path` is unchanged.
-        BundleError: a weight is not finite, a tensor name is not allowed, the tokenizer has more tokens than the model, or
-            `path` is not a bundle.
-        ForeignFilesError: the bundle at `path` has files that openafm did not write.
-    """
-    _check_place(path)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise BundleError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows; extend the model"
-        )
-    if isinstance(tensors, Mapping):
-        _check_finite(tensors)
-    with atomic_folder(path) as folder:
-        _write_documents(folder, config, tokenizer, template, numerics)
-        if isinstance(tensors, Mapping):
-            write_tensors(folder, tensors)
-        else:
-            copy_tensors(folder, tensors)
-        signature = _sign(folder)
-        if recovery is not None:
-            write_adapter(
-                folder / RECOVERY_ADAPTER,
-                weights=recovery.weights,
-                config=recovery.config,
-                base_signature=signature.hex,
-                name="recovery",
-            )
-        (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
-    return Bundle(path)
-
-
-def write_bundle_in_parts(
-    path: Path,
-    *,
-    key: str,
-    config: DecoderConfig,
-    tokenizer: Tokenizer,
-    template: BaseChatTemplate,
-    numerics: Numerics,
-    write_weights: Callable[[Path], None],
-    card: str = "",
-) -> Bundle:
-    """Write and sign a bundle at `path` whose weights are written file by file; a killed call continues with the same `key`.
-
-    Args:
-        write_weights: writes `model-00001.safetensors`, ... into the given folder, which may have some of them already.
-
-    Raises:
-        FolderInUseError: another process is writing this bundle.
-        OutOfSpaceError, BundleError, ForeignFilesError: as `write_bundle`; the parts are removed.
-    """
-    _check_place(path)
-    with resumable_folder(path, key, FILE_PATTERNS) as folder:
-        write_weights(folder)
-        _write_documents(folder, config, tokenizer, template, numerics)
-        _sign(folder)
-        (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
-    return Bundle(path)
-
-
-def _write_documents(
-    folder: Path, config: DecoderConfig, tokenizer: Tokenizer, template: BaseChatTemplate, numerics: Numerics
-) -> None:
-    header = {
-        "format": FORMAT,
-        "version": FORMAT_VERSION,
-        "model": to_tagged_dict(config, DecoderConfig),
-        "numerics": to_dict(numerics),
-    }
-    write_json(folder / "config.json", header)
-    tokenizer.save(folder / "tokenizer.json")
-    (folder / "chat_template.json").write_text(template.to_json(), encoding="utf-8")
-
-
-def _sign(folder: Path) -> Signature:
-    """Write the signature of a folder's documents and tensors."""
-    signature = sign({name: read_json(folder / name) for name in DOCUMENTS}, read_all_tensors(folder).values())
-    write_json(folder / "signature.json", signature.to_dict())
-    return signature
-
-
-def _check_finite(tensors: Mapping[str, NDArray[Any]]) -> None:
-    for name, array in tensors.items():
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise BundleError(f"weight '{name}' holds a value that is not finite; the model diverged and was not saved")
-
-
-def _check_place(path: Path) -> None:
-    """Check that `path` does not exist, is an empty folder or is a bundle of any version, possibly damaged."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not (path / "signature.json").is_file():
-        raise BundleError(f"{path} exists and is not a bundle; choose another path")
-    check_written(path, FILE_PATTERNS)
-
-
 def _check_version(path: Path, header: dict[str, Any]) -> None:
     if header.get("format") != FORMAT:
         raise BundleError(f'{path / "config.json"} is not the config of an openafm bundle (no "format": "openafm.bundle")')
@@ -358,50 +223,3 @@ def _read_signature(file: Path) -> Signature:
         return Signature.from_dict(read_json(file))
     except BundleTamperedError as error:
         raise BundleTamperedError(f"{file}: {error}") from error
-
-
-def read_all_tensors(folder: Path) -> dict[str, MappedTensor]:
-    """Return the tensors of all safetensors files of a folder, mapped.
-
-    Raises:
-        BundleError: there is no file, or one is malformed.
-    """
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise BundleError(f"{folder} has no *.safetensors file; restore it")
-    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
-
-
-def read_text(file: Path) -> str:
-    """Return the text of a file of a bundle.
-
-    Raises:
-        BundleError: the file is missing, too large, not a regular file, or not UTF-8.
-    """
-    try:
-        return read_document(file).decode()
-    except FileNotFoundError:
-        raise BundleError(f"{file} is missing; restore it") from None
-    except (NotAFileError, OversizeFilesError) as error:
-        raise BundleError(f"{error}; restore it") from error
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{file} is not UTF-8 text ({error})") from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file of a bundle.
-
-    Raises:
-        BundleError: the file is missing, not UTF-8 or not a JSON object.
-    """
-    return _parsed(file, read_text(file))
-
-
-def _parsed(file: Path, text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{file} is not JSON ({error}); restore it") from error
-    if not isinstance(value, dict):
-        raise BundleError(f"{file} is not a JSON object; restore it")
-    return value

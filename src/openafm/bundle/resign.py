@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 
 from openafm.adapters.package import open_adapter, write_adapter
-from openafm.bundle.bundle import DOCUMENTS, RECOVERY_ADAPTER, Bundle, read_all_tensors, read_json, read_text
+from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleTamperedError, BundleVersionError
+from openafm.bundle.files import DOCUMENTS, RECOVERY_ADAPTER, read_all_tensors, read_json, read_text
 from openafm.bundle.signature import FORMAT_VERSION, SIGNATURE_LENGTH, check_tensor_name, sign
 from openafm.bundle.store import FILE_PATTERNS
 from openafm.bundle.tensor_file import MappedTensor
-from openafm.core.files import atomic_folder, check_written, copy_files, write_json
+from openafm.core.files import atomic_folder, check_written, write_json
+from openafm.core.regular_files import copy_files
 
 _MAX_BYTES = 1 << 50  # any model
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.errors import BundleError
-from openafm.core.files import check_regular
+from openafm.core.regular_files import check_regular
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_SHARD_BYTES = 4 << 30

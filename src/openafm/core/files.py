@@ -1,4 +1,4 @@
-"""Atomic files and folders, folder locks, and access to files of untrusted folders."""
+"""Atomic files and folders, and folders that may be replaced."""
 
 from __future__ import annotations
 
@@ -14,33 +14,22 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
-from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, NoReturn
 
 from openafm.core.errors import OpenAFMError
+from openafm.core.folder_lock import FolderInUseError, folder_lock
+from openafm.core.regular_files import NO_FOLLOW, NotAFileError, regular_descriptor
 
 _EDQUOT = getattr(errno, "EDQUOT", errno.ENOSPC)  # Windows has no quotas
-_PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | _PLAIN
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO would wait for a writer
-MAX_DOCUMENT_BYTES = 256 << 20
 
 
 class OutOfSpaceError(OpenAFMError):
     """The disk is full; the previous content of the destination is unchanged."""
 
 
-class NotAFileError(OpenAFMError, FileExistsError):
-    """The path is a folder, a device or a symbolic link where a regular file is needed."""
-
-
 class ForeignFilesError(OpenAFMError):
     """A folder that would be removed or replaced holds files that openafm did not write."""
-
-
-class FolderInUseError(OpenAFMError):
-    """Another process holds the lock of this folder."""
 
 
 @contextlib.contextmanager
@@ -60,7 +49,7 @@ def atomic_file(path: Path, mode: str = "wb", permissions: int | None = None) ->
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         created = 0o666 if permissions is None else permissions
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, created)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, created)
         with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
             if permissions is None and path.exists():
                 os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))  # noqa: PTH101
@@ -134,112 +123,6 @@ def room_for(path: Path) -> Iterator[None]:
         _raise_translated(error, path)
 
 
-@contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the exclusive lock of `folder`; the system releases it when the process ends.
-
-    If the block raises, folders that this call created and that hold only the lock file are removed.
-
-    Raises:
-        FolderInUseError: another process holds it.
-        NotAFileError: the lock file is a link or a device, which would be overwritten through it.
-    """
-    created = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    with os.fdopen(_regular_descriptor(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
-        if os.fstat(file.fileno()).st_nlink != 1:
-            raise NotAFileError(f"{path} is a link to another file; remove it")
-        if not _lock(file):
-            file.seek(0)
-            holder = file.read(20).decode("ascii", "replace").strip() or "unknown"
-            raise FolderInUseError(
-                f"{folder} is in use by process {holder}; wait for it to end or choose another output folder"
-            )
-        file.truncate(0)
-        file.write(str(os.getpid()).encode())
-        file.flush()
-        try:
-            yield
-        except BaseException:
-            _remove_unused(path, created)
-            raise
-
-
-def _remove_unused(lock: Path, created: Sequence[Path]) -> None:
-    """Remove the created folders around a lock file, from the innermost, up to the first one with other content."""
-    if not created or list(lock.parent.iterdir()) != [lock]:
-        return
-    with contextlib.suppress(OSError):  # another process has put a file there, or the system does not remove open files
-        lock.unlink()
-        for folder in created:
-            folder.rmdir()
-
-
-def open_regular(root: Path, relative: str = "") -> BufferedReader:
-    """Open a regular file for reading: the file `root`, or the file `relative` below the folder `root`.
-
-    Below `root` no symbolic link is followed. Neither links nor FIFOs nor devices are opened.
-
-    Raises:
-        NotAFileError: the path is not a regular file, or passes through a symbolic link.
-        OSError: it does not exist or is not readable.
-    """
-    path = root
-    for part in PurePosixPath(relative).parts:
-        path = path / part
-        if part == ".." or path.is_symlink():
-            raise NotAFileError(f"{path} is not a regular file; links are not followed")
-    return os.fdopen(_regular_descriptor(path, os.O_RDONLY), "rb")
-
-
-def read_document(path: Path, max_bytes: int | None = MAX_DOCUMENT_BYTES) -> bytes:
-    """Return the content of a regular file, or of a link to one.
-
-    Raises:
-        NotAFileError: it is a folder, a FIFO or a device, which would never end.
-        OversizeFilesError: it has more than `max_bytes`.
-        OSError: it does not exist or is not readable.
-    """
-    with os.fdopen(_regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
-        data = file.read() if max_bytes is None else file.read(max_bytes + 1)
-    if max_bytes is not None and len(data) > max_bytes:
-        raise OversizeFilesError(f"{path} has more than the {max_bytes:,} bytes that are allowed")
-    return data
-
-
-def check_regular(path: Path) -> None:
-    """Check that a path is a regular file, or a link to one, for libraries that open it by name.
-
-    Raises:
-        NotAFileError, OSError: as `read_document`.
-    """
-    os.close(_regular_descriptor(path, os.O_RDONLY, follows_links=True))
-
-
-def copy_files(source: Path, target: Path, names: Sequence[str], max_bytes: int) -> None:
-    """Copy regular files, named relative to `source`, into the folder `target`.
-
-    Raises:
-        NotAFileError: a name is not a regular file, or passes through a symbolic link.
-        OversizeFilesError: the files have more than `max_bytes` together.
-    """
-    left = max_bytes
-    for name in names:
-        copy = target / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with open_regular(source, name) as reader, copy.open("xb") as writer:
-            while chunk := reader.read(1 << 20):
-                left -= len(chunk)
-                if left < 0:
-                    raise OversizeFilesError(f"{source} has more than the {max_bytes:,} bytes that are allowed")
-                writer.write(chunk)
-
-
-class OversizeFilesError(OpenAFMError):
-    """Files are larger than allowed."""
-
-
 def foreign_files(folder: Path, patterns: Sequence[str]) -> list[str]:
     """Return what a folder holds beside files and folders that match `patterns`, as sorted relative paths.
 
@@ -308,7 +191,7 @@ def file_digest(path: Path) -> str:
     Raises:
         NotAFileError, OSError: as `read_document`.
     """
-    with os.fdopen(_regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
+    with os.fdopen(regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -367,39 +250,6 @@ def _exchange(one: Path, other: Path) -> bool:
 def _temporary(path: Path) -> Path:
     """Return an unused hidden path beside `path`."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}"
-
-
-def _regular_descriptor(path: Path, flags: int, *, follows_links: bool = False) -> int:
-    try:
-        descriptor = os.open(path, flags | (_PLAIN if follows_links else _NO_FOLLOW) | _NO_WAIT, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
-            why = "its links lead in a circle" if follows_links else "links are not followed"
-            raise NotAFileError(f"{path} is not a regular file; {why}") from error
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise NotAFileError(f"{path} is not a regular file")
-    return descriptor
-
-
-def _lock(file: BinaryIO) -> bool:
-    """Take the lock of an open file; return False if another process holds it."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            file.seek(1 << 30)  # a locked range is not readable there, and other processes read the holder's number
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
-            return False
-        raise
-    return True
 
 
 def _flush(path: Path) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import FolderInUseError, folder_lock
+from openafm.core.folder_lock import FolderInUseError, folder_lock
 from openafm.core.terminal import escaped
 
 COMPILERS = ("c++", "g++", "clang++")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from openafm.core.errors import OpenAFMError
 from openafm.core.executors import LocalExecutor, num_cores
 from openafm.data.documents import ChatDocument
-from openafm.data.pack import EncodedDocument, encoded_chat
+from openafm.data.encoding import EncodedDocument, encode_chat
 from openafm.data.synthetic import SyntheticConfig
 from openafm.data.synthetic.corpus import example
 from openafm.tokenizer.bpe import Tokenizer
@@ -70,4 +70,4 @@ def encode_chunk(chunk: _Chunk) -> list[EncodedDocument]:
 def _documents(chunk: _Chunk) -> Iterator[EncodedDocument]:
     for index in range(chunk.start, chunk.stop):
         document = ChatDocument(conversation=example(chunk.synthetic, index))
-        yield encoded_chat(document, chunk.tokenizer, chunk.template)
+        yield encode_chat(document, chunk.tokenizer, chunk.template)

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from openafm.core.config import Config, dump
-from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, resumable_folder
 from openafm.core.progress import Progress, progress
-from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, NotADocumentError, TextDocument
+from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, TextDocument
+from openafm.data.encoding import EncodedDocument, encode_documents, encode_texts, identity_of
 from openafm.data.shards.manifest import MANIFEST, ImagesConfig, Manifest
 from openafm.data.shards.token_shards import open_shards, read_manifest
 from openafm.data.shards.writer import TOKENS_PER_SHARD, ShardWriter, append_shards, check_output
-from openafm.tokenizer.schema_text import compact_json
 
 if TYPE_CHECKING:
     from openafm.data.synthetic import SyntheticConfig
@@ -36,15 +30,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = "held_out"
 FILES = tuple(f"{side}{name}" for side in ("", f"{HELD_OUT}/") for name in ("*.npy", MANIFEST, f".{MANIFEST}.*"))
-BATCH_CHARACTERS = 1 << 20  # encoded in one call; enough work for every core
-SEGMENT_CHARACTERS = 1 << 16  # a longer text is encoded in segments
-NO_TOKEN_CROSSES = re.compile(r"[\r\n](?=\S)")  # the tokenizer ends a token at the last line break before other text
 
 Item = TypeVar("Item")
-
-
-class UnknownDocumentError(OpenAFMError):
-    """A document is neither a text nor a conversation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,13 +96,13 @@ def pack_path(
     with progress(f"pack {path}", files.total_bytes) as bar:
         documents = _watched(files, bar, lambda _: files.bytes_read)
         if append:
-            report = _append(_encoded(documents, tokenizer, template), out, tokenizer, config)
+            report = _append(encode_documents(documents, tokenizer, template), out, tokenizer, config)
             return replace(report, num_opted_out=files.num_opted_out)
         check_output(out)
         with resumable_folder(out, _key(files.files, tokenizer, template, config), FILES) as folder:
             sides = _resumed(folder, tokenizer, config)
             rest = _without_stored(documents, sides, config.held_out)
-            report = _store(_encoded(rest, tokenizer, template), out, sides, config)
+            report = _store(encode_documents(rest, tokenizer, template), out, sides, config)
             return replace(report, num_opted_out=files.num_opted_out)
 
 
@@ -123,7 +110,7 @@ def pack_texts(
     texts: Iterable[TextDocument], out: Path, tokenizer: Tokenizer, config: PackConfig | None = None
 ) -> PackReport:
     """Pack plain texts into a corpus at `out`; errors as `pack_path`."""
-    return _pack(_encoded_texts(texts, tokenizer), out, tokenizer, config or PackConfig())
+    return _pack(encode_texts(texts, tokenizer), out, tokenizer, config or PackConfig())
 
 
 def pack_conversations(
@@ -135,7 +122,7 @@ def pack_conversations(
 ) -> PackReport:
     """Pack conversations into a corpus at `out`; errors as `pack_path`."""
     documents = (ChatDocument(conversation=conversation) for conversation in conversations)
-    return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig())
+    return _pack(encode_documents(documents, tokenizer, template), out, tokenizer, config or PackConfig())
 
 
 def pack_documents(
@@ -146,7 +133,7 @@ def pack_documents(
     config: PackConfig | None = None,
 ) -> PackReport:
     """Pack texts and conversations into a corpus at `out`; errors as `pack_path`."""
-    return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig())
+    return _pack(encode_documents(documents, tokenizer, template), out, tokenizer, config or PackConfig())
 
 
 def pack_synthetic(
@@ -175,19 +162,6 @@ def pack_synthetic(
         config = config or PackConfig(source="synthetic")
         documents = _watched(generated_documents(synthetic, count, tokenizer, template, num_workers), bar, lambda done: done)
         return _pack(documents, out, tokenizer, config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedDocument:
-    """A document ready to be stored. The split depends on `identity`. A document without text has no tokens."""
-
-    tokens: npt.NDArray[np.int64]
-    loss_mask: npt.NDArray[np.bool_] | None
-    language: str
-    task: str
-    identity: bytes
-    source: str = ""
-    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,101 +285,7 @@ def is_held_out(document: AnyDocument, share: float) -> bool:
     """Return whether a document belongs to the held-out split of a corpus with this share."""
     if isinstance(document, TextDocument):
         return _share_of(document.text.encode()) < share
-    return _share_of(_identity(document.conversation)) < share
-
-
-def _identity(conversation: Conversation) -> bytes:
-    return compact_json(conversation.to_dict()).encode()
-
-
-def _share_of(identity: bytes) -> float:
-    """A number in [0, 1), uniform over contents, that depends only on the content."""
-    return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
-
-
-def _encoded(
-    documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: BaseChatTemplate
-) -> Iterator[EncodedDocument]:
-    for kind, run in groupby(documents, key=type):
-        if kind is TextDocument:
-            yield from _encoded_texts((document for document in run if isinstance(document, TextDocument)), tokenizer)
-            continue
-        for document in run:
-            if not isinstance(document, ChatDocument):
-                raise UnknownDocumentError(
-                    f"documents of type {kind.__name__} cannot be packed; pass TextDocument or ChatDocument"
-                )
-            yield encoded_chat(document, tokenizer, template)
-
-
-def encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseChatTemplate) -> EncodedDocument:
-    """Return a conversation as it is stored."""
-    conversation = document.conversation
-    try:
-        encoded = template.encode_conversation(tokenizer, conversation)
-        identity = _identity(conversation)
-    except (OpenAFMError, ValueError) as error:  # Python's JSON accepts NaN; documents must not have it
-        raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
-    return EncodedDocument(
-        tokens=np.array(encoded.tokens, dtype=np.int64),
-        loss_mask=np.array(encoded.loss_mask, dtype=np.bool_),
-        language=conversation.language,
-        task=conversation.task,
-        identity=identity,
-        source=document.source,
-        metadata=document.metadata,
-    )
-
-
-def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[EncodedDocument]:
-    """Encode texts in batches, in order; a long text is encoded as several segments."""
-    bos, eos = [tokenizer.special.bos], [tokenizer.special.eos]
-    parts: list[npt.NDArray[np.int64]] = []
-    for batch in _batches(segment for document in documents for segment in _segments(document)):
-        for segment, ids in zip(batch, tokenizer.encode_batch([segment.text for segment in batch]), strict=True):
-            parts.append(np.array(ids, dtype=np.int64))
-            if segment.ends is None:
-                continue
-            document, has_text = segment.ends, bool(segment.ends.text.strip())
-            yield EncodedDocument(
-                tokens=np.concatenate([bos, *parts, eos] if has_text else [[]]).astype(np.int64),
-                loss_mask=None,
-                language=document.language,
-                task="",
-                identity=document.text.encode(),
-                source=document.source,
-                metadata=document.metadata,
-            )
-            parts = []
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TextSegment:
-    """Part of a text; `ends` is the document of the last part."""
-
-    text: str
-    ends: TextDocument | None
-
-
-def _segments(document: TextDocument) -> Iterator[_TextSegment]:
-    start = 0
-    while cut := NO_TOKEN_CROSSES.search(document.text, start + SEGMENT_CHARACTERS):
-        yield _TextSegment(text=document.text[start : cut.end()], ends=None)
-        start = cut.end()
-    yield _TextSegment(text=document.text[start:], ends=document)
-
-
-def _batches(segments: Iterable[_TextSegment]) -> Iterator[list[_TextSegment]]:
-    batch: list[_TextSegment] = []
-    num_characters = 0
-    for segment in segments:
-        batch.append(segment)
-        num_characters += len(segment.text)
-        if num_characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, num_characters = [], 0
-    if batch:
-        yield batch
+    return _share_of(identity_of(document.conversation)) < share
 
 
 def _watched(items: Iterable[Item], bar: Progress, how_far: Callable[[int], float]) -> Iterator[Item]:
@@ -415,3 +295,8 @@ def _watched(items: Iterable[Item], bar: Progress, how_far: Callable[[int], floa
         bar.update(how_far(count - 1), f"{count:,} documents")
         yield item
     bar.update(how_far(count), f"{count:,} documents")
+
+
+def _share_of(identity: bytes) -> float:
+    """A number in [0, 1), uniform over contents, that depends only on the content."""
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48

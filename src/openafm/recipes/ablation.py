@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from openafm.bundle import open_bundle
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
-from openafm.core.files import folder_lock, write_json
+from openafm.core.files import write_json
+from openafm.core.folder_lock import folder_lock
 from openafm.data.loading.loader import LoaderConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.recipes.compression.formats import corpus_batches

@@ -24,7 +24,9 @@ from openafm.bundle.store import bundle_place
 from openafm.compression.int8_rows import with_vision_in_8_bits
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import atomic_file, folder_lock, read_document
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
+from openafm.core.regular_files import read_document
 from openafm.data.loading.loader import LanguagesConfig, LoaderConfig
 from openafm.data.shards.files import address_of
 from openafm.data.shards.token_shards import read_manifest

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from openafm.core.config import from_dict
-from openafm.core.files import read_document
 from openafm.core.registry import load_plugins
+from openafm.core.regular_files import read_document
 from openafm.core.worker_process import unit
 from openafm.rl.batches import ImageViews, one_row
 from openafm.rl.buffer import ReplayBuffer

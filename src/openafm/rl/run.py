@@ -18,8 +18,10 @@ from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import UsageError
 from openafm.core.executors import ExecutorConfig, LocalConfig
-from openafm.core.files import atomic_file, folder_lock, read_document
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import progress
+from openafm.core.regular_files import read_document
 from openafm.core.terminal import escaped
 from openafm.rl.batches import StepFigures
 from openafm.rl.buffer import ReplayBuffer

@@ -18,7 +18,8 @@ from typing import Any
 
 from openafm.core.config import nearest
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import atomic_file, data_home, folder_lock
+from openafm.core.files import atomic_file, data_home
+from openafm.core.folder_lock import folder_lock
 from openafm.serving.admission import TokenBucket
 from openafm.serving.errors import ApiError
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from openafm.core.config import Config
-from openafm.core.files import OversizeFilesError, atomic_file, read_document
+from openafm.core.files import atomic_file
+from openafm.core.regular_files import OversizeFilesError, read_document
 from openafm.tokenizer.backend import file_form, filled_backend, make_backend, translated
 from openafm.tokenizer.byte_alphabet import bytes_of, characters
 from openafm.tokenizer.errors import EncodingError, TokenizerError

@@ -20,7 +20,8 @@ import torch
 
 from openafm.core.config import dump
 from openafm.core.errors import UsageError
-from openafm.core.files import atomic_file, folder_lock
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import Progress, progress
 from openafm.core.terminal import escaped
 from openafm.data.shards.token_shards import read_manifest

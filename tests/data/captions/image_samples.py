@@ -10,7 +10,8 @@ from pathlib import Path
 import PIL.Image
 
 from openafm.data.images.documents import ImageDocument, ImagePart, Region, StoredImage, TextPart
-from openafm.data.images.shards import ImageCorpus, finish_corpus, open_image_corpus, write_image_shard
+from openafm.data.images.shard_writer import finish_corpus, write_image_shard
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
 
 COLORS = {"red": (220, 30, 30), "green": (30, 160, 40), "blue": (30, 60, 220), "yellow": (240, 220, 40)}
 WIDTH, HEIGHT = 120, 80

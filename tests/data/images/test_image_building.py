@@ -19,7 +19,8 @@ from openafm.core.worker_process import NO_LIMITS, LimitsConfig, Outcome
 from openafm.data.images.building import ShardSource, Unit, build_image_corpus
 from openafm.data.images.decoding import png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, StoredImage
-from openafm.data.images.shards import ShardItem, open_image_corpus
+from openafm.data.images.shard_writer import ShardItem
+from openafm.data.images.shards import open_image_corpus
 from openafm.data.web.documents import Dropped
 
 

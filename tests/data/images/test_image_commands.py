@@ -11,7 +11,7 @@ import pytest
 from openafm.cli.main import run
 from openafm.data.images.decoding import png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, StoredImage
-from openafm.data.images.shards import ShardItem, finish_corpus, write_image_shard
+from openafm.data.images.shard_writer import ShardItem, finish_corpus, write_image_shard
 from openafm.data.shards.token_shards import open_shards
 from openafm.data.web.documents import Dropped
 from openafm.tokenizer.bpe import Tokenizer

@@ -12,9 +12,11 @@ import pytest
 
 from openafm.data.images.decoding import pixels, png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, Part, Question, StoredImage, TextPart
+from openafm.data.images.manifest import ImageCorpusError
 from openafm.data.images.packing import ImagePackConfig, ImagePackReport, pack_image_corpus
 from openafm.data.images.resolution import MODES, ResolutionConfig
-from openafm.data.images.shards import ImageCorpusError, finish_corpus, open_image_corpus, write_image_shard
+from openafm.data.images.shard_writer import finish_corpus, write_image_shard
+from openafm.data.images.shards import open_image_corpus
 from openafm.data.loading.batch import Batch
 from openafm.data.loading.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.loading.row_index import ShortRowError

@@ -12,7 +12,7 @@ from openafm.data.images.decoding import png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, Question, Region, StoredImage, TextPart
 from openafm.data.images.records import DroppedImage
 from openafm.data.images.report import image_corpus_report, write_contact_sheets
-from openafm.data.images.shards import ShardItem, finish_corpus, write_image_shard
+from openafm.data.images.shard_writer import ShardItem, finish_corpus, write_image_shard
 from openafm.data.web.documents import Dropped
 
 

@@ -13,16 +13,10 @@ import pytest
 
 from openafm.data.images.decoding import png, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, Question, Region, StoredImage, TextPart
+from openafm.data.images.manifest import ImageCorpusError, MissingImageError
 from openafm.data.images.records import CaptionLevelError, DroppedImage
-from openafm.data.images.shards import (
-    ImageCorpusError,
-    MissingImageError,
-    finish_corpus,
-    finished_shard,
-    is_image_corpus,
-    open_image_corpus,
-    write_image_shard,
-)
+from openafm.data.images.shard_writer import finish_corpus, finished_shard, write_image_shard
+from openafm.data.images.shards import is_image_corpus, open_image_corpus
 from openafm.data.web.documents import Dropped
 
 

@@ -9,7 +9,8 @@ from test_image_packing import document_of, image_of
 
 from openafm.data.images.documents import ImageDocument, ImagePart, TextPart
 from openafm.data.images.interleaving import FEWEST, MOST, interleave_corpus
-from openafm.data.images.shards import finish_corpus, open_image_corpus, write_image_shard
+from openafm.data.images.shard_writer import finish_corpus, write_image_shard
+from openafm.data.images.shards import open_image_corpus
 
 
 def corpus(folder: Path, count: int = 40) -> Path:

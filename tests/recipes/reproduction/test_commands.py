@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from openafm.core.files import OutOfSpaceError, folder_lock
+from openafm.core.files import OutOfSpaceError
+from openafm.core.folder_lock import folder_lock
 from openafm.recipes.reproduction import results as results_module
 from openafm.recipes.reproduction import runner
 from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands

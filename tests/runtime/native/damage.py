@@ -20,7 +20,7 @@ from typing import Any
 
 from openafm.adapters import package
 from openafm.bundle import Bundle
-from openafm.bundle.bundle import DOCUMENTS, RECOVERY_ADAPTER
+from openafm.bundle.files import DOCUMENTS, RECOVERY_ADAPTER
 from openafm.bundle.signature import sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import OpenAFMError

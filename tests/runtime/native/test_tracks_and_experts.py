@@ -22,8 +22,8 @@ from openafm.adapters.config import LoRAConfig
 from openafm.adapters.lora import adapter_weights, install
 from openafm.adapters.package import write_adapter
 from openafm.bundle import Bundle, BundleError, write_bundle
-from openafm.bundle.bundle import RecoveryAdapter
 from openafm.bundle.decoder import load_decoder
+from openafm.bundle.writer import RecoveryAdapter
 from openafm.compression.astc.config import AstcConfig
 from openafm.compression.grouped import FORMATS
 from openafm.compression.numerics import FULL_PRECISION, Numerics, WeightNumerics

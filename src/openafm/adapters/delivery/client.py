@@ -22,7 +22,8 @@ from openafm.adapters.metadata import check_name
 from openafm.adapters.package import FILE_PATTERNS, MAX_BYTES, AdapterPackage, open_adapter
 from openafm.adapters.store import adapter_place
 from openafm.core.config import nearest
-from openafm.core.files import atomic_folder, check_written, data_home, file_digest, folder_lock
+from openafm.core.files import atomic_folder, check_written, data_home, file_digest
+from openafm.core.folder_lock import folder_lock
 
 TIMEOUT_S = 30.0
 MANIFEST_S = 60.0

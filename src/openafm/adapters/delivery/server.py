@@ -30,7 +30,7 @@ from openafm.adapters.package import (
     adapter_files,
     open_adapter,
 )
-from openafm.core.files import NotAFileError, open_regular
+from openafm.core.regular_files import NotAFileError, open_regular
 
 MANIFEST_PATH = "/manifest.json"
 MAX_CONNECTIONS = 64

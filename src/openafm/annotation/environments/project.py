@@ -30,7 +30,8 @@ from openafm.annotation.environments.seed import SeedError, seed_image
 from openafm.annotation.errors import writing_to
 from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import lines_of, read_document
+from openafm.core.files import lines_of
+from openafm.core.regular_files import read_document
 from openafm.tokenizer.conversation import ToolCall
 
 FREE = "free"

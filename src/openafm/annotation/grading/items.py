@@ -21,7 +21,7 @@ from typing import Any
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.grading.locales import check_locale
 from openafm.core.config import nearest
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 
 CATEGORIES = (
     "Analytical Reasoning",

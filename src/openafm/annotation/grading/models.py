@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openafm.core.errors import UsageError
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 from openafm.framework.backends.language_model import AnswerRequest, LanguageModel
 from openafm.framework.options import GenerationOptions
 from openafm.tokenizer.conversation import AssistantTurn, ImagePart, Instructions, TextPart, ToolTurn, Turn, UserTurn

@@ -17,7 +17,8 @@ from openafm.annotation.errors import AnnotationError, not_found, writing_to
 from openafm.annotation.grading.items import Item, read_items, write_items
 from openafm.annotation.grading.locales import built_in_guidelines, check_locale, guidelines_of
 from openafm.core.config import Config, ConfigError, from_dict
-from openafm.core.files import atomic_file, read_document
+from openafm.core.files import atomic_file
+from openafm.core.regular_files import read_document
 
 SETTINGS, ITEMS, GUIDELINES, DATABASE = "project.toml", "items.jsonl", "guidelines.json", "annotation.sqlite3"
 

@@ -15,7 +15,7 @@ from openafm.annotation.grading.project import Task
 from openafm.annotation.grading.queue import Next, Queue
 from openafm.annotation.people.accounts import Person
 from openafm.annotation.statistics.progress import progress
-from openafm.core.files import open_regular
+from openafm.core.regular_files import open_regular
 
 router = APIRouter(prefix="/api")
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from openafm.bundle.gguf.errors import GGUFError
 from openafm.bundle.gguf.types import TENSOR_TYPES, TensorType
-from openafm.core.files import NotAFileError, check_regular
+from openafm.core.regular_files import NotAFileError, check_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.core.files import lines_of, read_document
+from openafm.core.files import lines_of
+from openafm.core.regular_files import read_document
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.schema_text import SchemaTextError
 from openafm.tokenizer.template import BaseChatTemplate, ChatTemplateError

@@ -18,7 +18,7 @@ from openafm.bundle.hugging_face.internvl_weights import read_internvl_weights
 from openafm.bundle.hugging_face.weights import read_weights
 from openafm.bundle.hugging_face.writing import Compute, Conversion, ImportReport, ReadModel, import_card, write_import
 from openafm.bundle.tensor_file import TensorSource
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.tokenizer.errors import TokenizerError

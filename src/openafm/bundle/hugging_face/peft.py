@@ -22,7 +22,8 @@ from openafm.bundle.hugging_face.exporter import exported_config, ordered_rows
 from openafm.bundle.hugging_face.weights import checkpoint_name, decoder_name
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import UsageError
-from openafm.core.files import atomic_folder, read_document, write_json
+from openafm.core.files import atomic_folder, write_json
+from openafm.core.regular_files import read_document
 
 _PREFIX = "base_model.model."
 _PARTS = {"a": "lora_A", "b": "lora_B"}

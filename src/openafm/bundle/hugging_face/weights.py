@@ -10,7 +10,7 @@ from pathlib import Path
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.tensor_file import MappedTensor, read_tensors
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 from openafm.models.config import DecoderConfig
 
 INDEX = "model.safetensors.index.json"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.bundle.bundle import Bundle, write_bundle, write_bundle_in_parts
+from openafm.bundle.bundle import Bundle
 from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.compressed import LayerMethod, embeddings_of, write_parts
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.tensor_file import TensorSource
+from openafm.bundle.writer import write_bundle, write_bundle_in_parts
 from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import NEAREST
 from openafm.compression.native_numerics import Weights, native_numerics

@@ -22,7 +22,9 @@ from openafm.bundle.library.sharing import bundle_files
 from openafm.bundle.store import bundle_place
 from openafm.core.config import nearest
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import atomic_folder, copy_files, data_home, folder_lock
+from openafm.core.files import atomic_folder, data_home
+from openafm.core.folder_lock import folder_lock
+from openafm.core.regular_files import copy_files
 
 TIMEOUT_S, MANIFEST_S, TOTAL_S = 30.0, 60.0, 24 * 3600.0
 MAX_BYTES = 1 << 40

@@ -13,7 +13,7 @@ from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleError
 from openafm.bundle.library.manifest import BundleManifest, OfferedBundle, OfferedBundleFile, sign_bundles
 from openafm.bundle.store import FILE_PATTERNS
-from openafm.core.files import NotAFileError, open_regular
+from openafm.core.regular_files import NotAFileError, open_regular
 
 
 def share_bundles(bundles: Sequence[Bundle], private_key: str) -> Served:

@@ -29,7 +29,7 @@ from openafm.core.errors import UsageError
 if TYPE_CHECKING:
     from openafm.data.captions.captioner import Captioner
     from openafm.data.captions.domains import DomainConfig
-    from openafm.data.images.shards import Manifest
+    from openafm.data.images.manifest import Manifest
 
 
 def domains(

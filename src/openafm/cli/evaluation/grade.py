@@ -49,7 +49,7 @@ def init(
         from openafm.annotation.grading.items import read_items
         from openafm.annotation.grading.project import create_project
         from openafm.annotation.grading.sample import create_sample
-    from openafm.core.files import copy_files
+    from openafm.core.regular_files import copy_files
 
     if items is None:
         created = create_sample(project)

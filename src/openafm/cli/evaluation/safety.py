@@ -125,7 +125,8 @@ def sign_list(
 ) -> None:
     """Sign an override list, so that others can install it as an update."""
     from openafm.adapters.delivery.keys import read_private_key
-    from openafm.core.files import atomic_file, read_document
+    from openafm.core.files import atomic_file
+    from openafm.core.regular_files import read_document
     from openafm.safety.overrides.updates import signed_update
 
     update = signed_update(read_document(file), read_private_key(key))
@@ -142,7 +143,7 @@ def update_list(
 ) -> None:
     """Install a signed update of an override list. One with another signature or without a higher sequence is refused."""
     from openafm.adapters.delivery.keys import read_public_key
-    from openafm.core.files import read_document
+    from openafm.core.regular_files import read_document
     from openafm.safety.overrides.updates import apply_update
 
     installed = apply_update(folder, read_document(update), read_public_key(key))

@@ -27,7 +27,7 @@ def bench(
     import json as json_module
 
     from openafm.core.errors import OpenAFMError
-    from openafm.core.files import read_document
+    from openafm.core.regular_files import read_document
     from openafm.serving.load import LoadConfig, run_load
 
     read = None if schema is None else json_module.loads(read_document(schema))

@@ -69,7 +69,7 @@ def add(
     json: JsonOption = False,
 ) -> None:
     """Append a release. An entry is never changed or removed."""
-    from openafm.core.files import read_document
+    from openafm.core.regular_files import read_document
     from openafm.serving.private.log.release_log import ReleaseLog
     from openafm.serving.private.log.releases import read_release
 

@@ -27,7 +27,9 @@ from openafm.data.captions.questions import FORMAT, SCHEMA, questions_check, rea
 from openafm.data.captions.retrieval import ColorLayoutConfig, EmbedderConfig, embeddings, nearest
 from openafm.data.images.decoding import stored_image
 from openafm.data.images.documents import ImageDocument, Question, StoredImage
-from openafm.data.images.shards import ImageCorpus, Manifest, ShardItem
+from openafm.data.images.manifest import Manifest
+from openafm.data.images.shard_writer import ShardItem
+from openafm.data.images.shards import ImageCorpus
 from openafm.data.web.documents import Dropped
 
 VERSION = 1

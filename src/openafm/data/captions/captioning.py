@@ -19,7 +19,8 @@ from typing import Any, TypeAlias
 
 from openafm.core.config import to_dict
 from openafm.core.errors import UsageError
-from openafm.core.files import check_written, folder_lock
+from openafm.core.files import check_written
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import progress
 from openafm.data.captions import checks
 from openafm.data.captions.cache import Answer, AnswerCache, Check, NoAnswer, Outcome
@@ -31,16 +32,9 @@ from openafm.data.captions.languages import answer_language
 from openafm.data.captions.regions import CaptionedRegion, Detector, chosen_regions, crops, grounding_problem, spatial_facts
 from openafm.data.images.documents import ImageDocument, Region, StoredImage
 from openafm.data.images.grounding import without_boxes
-from openafm.data.images.shards import (
-    MANIFEST,
-    PATTERNS,
-    ImageCorpus,
-    Manifest,
-    ShardItem,
-    finish_corpus,
-    finished_shard,
-    write_image_shard,
-)
+from openafm.data.images.manifest import MANIFEST, PATTERNS, Manifest
+from openafm.data.images.shard_writer import ShardItem, finish_corpus, finished_shard, write_image_shard
+from openafm.data.images.shards import ImageCorpus
 from openafm.data.web.documents import Dropped
 
 VERSION = 2  # of the checks and of the fusion; shards of another version are computed again

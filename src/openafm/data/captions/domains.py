@@ -22,7 +22,9 @@ from openafm.data.captions.captioning import AnswerFolder, write_corpus
 from openafm.data.captions.languages import answer_language
 from openafm.data.captions.questions import FORMAT, SCHEMA, questions_check, read_questions
 from openafm.data.images.documents import ImageDocument, StoredImage
-from openafm.data.images.shards import ImageCorpus, Manifest, ShardItem
+from openafm.data.images.manifest import Manifest
+from openafm.data.images.shard_writer import ShardItem
+from openafm.data.images.shards import ImageCorpus
 from openafm.data.web.documents import Dropped
 
 VERSION = 1

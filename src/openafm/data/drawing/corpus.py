@@ -25,7 +25,8 @@ from openafm.data.drawing.fonts import FontMissingError, installed_fonts
 from openafm.data.drawing.pdf import PdfConfig, pdf_pages
 from openafm.data.images.building import ShardSource, Unit, build_image_corpus
 from openafm.data.images.documents import ImageDocument, ImagePart, Part, Region, StoredImage, TextPart
-from openafm.data.images.shards import Manifest, ShardItem
+from openafm.data.images.manifest import Manifest
+from openafm.data.images.shard_writer import ShardItem
 from openafm.data.pipeline.store import config_key, key_of, modules_of
 from openafm.data.synthetic.languages import LANGUAGES
 from openafm.data.web.documents import Dropped

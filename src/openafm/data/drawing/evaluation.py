@@ -25,7 +25,8 @@ from openafm.data.drawing.flyers import FlyersConfig
 from openafm.data.drawing.lines import LinesConfig
 from openafm.data.drawing.scenes import ScenesConfig
 from openafm.data.drawing.signs import SignsConfig
-from openafm.data.images.shards import Manifest, open_image_corpus
+from openafm.data.images.manifest import Manifest
+from openafm.data.images.shards import open_image_corpus
 from openafm.data.synthetic.languages import LANGUAGES
 
 IMAGES, QUESTIONS, CARD = "images", "questions.jsonl", "card.md"

@@ -20,7 +20,7 @@ from openafm.core.libraries import needed
 from openafm.data.drawing.choices import png_of
 from openafm.data.drawing.phrases import question
 from openafm.data.images.documents import Box, ImageDocument, ImagePart, Question, Region, StoredImage, TextPart
-from openafm.data.images.shards import ShardItem
+from openafm.data.images.shard_writer import ShardItem
 from openafm.data.web.documents import Dropped
 
 if TYPE_CHECKING:

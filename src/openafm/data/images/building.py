@@ -14,20 +14,13 @@ from typing import Any
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.executors import Executor, ExecutorConfig, LocalConfig
-from openafm.core.files import check_written, folder_lock
+from openafm.core.files import check_written
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import progress
 from openafm.core.worker_process import NO_LIMITS, Failure, LimitsConfig, unit
-from openafm.data.images.shards import (
-    MANIFEST,
-    PATTERNS,
-    Manifest,
-    ShardItem,
-    ShardSummary,
-    check_libraries,
-    finish_corpus,
-    finished_shard,
-    write_image_shard,
-)
+from openafm.data.images.manifest import MANIFEST, PATTERNS, Manifest, ShardSummary
+from openafm.data.images.shard_writer import ShardItem, finish_corpus, finished_shard, write_image_shard
+from openafm.data.images.shards import check_libraries
 from openafm.data.web.documents import Dropped
 
 REASONS = ("cpu_time", "wall_time", "killed", "crashed")

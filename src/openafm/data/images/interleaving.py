@@ -15,7 +15,8 @@ from pathlib import Path
 
 from openafm.data.images.building import ShardSource, Unit, build_image_corpus
 from openafm.data.images.documents import ImageDocument, ImagePart, Part, StoredImage, TextPart
-from openafm.data.images.shards import ImageCorpus, Manifest, open_image_corpus
+from openafm.data.images.manifest import Manifest
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
 
 FEWEST, MOST = 2, 4
 """Documents that are joined."""

@@ -29,8 +29,10 @@ from openafm.core.config import Config, dump
 from openafm.core.files import resumable_folder
 from openafm.core.progress import progress
 from openafm.data.images.documents import CAPTION_LEVELS, ImageDocument, ImagePart, TextPart
+from openafm.data.images.manifest import MANIFEST
 from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
-from openafm.data.images.shards import HELD_OUT, MANIFEST, ImageCorpus, open_image_corpus
+from openafm.data.images.shard_writer import HELD_OUT
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
 from openafm.data.pack import Side, resumed_side
 from openafm.data.shards.manifest import IMAGE_SLOTS, ImagesConfig
 from openafm.data.shards.manifest import Manifest as TokenManifest

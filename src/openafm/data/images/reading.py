@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from openafm.core.executors import num_cores
 from openafm.data.images.decoding import pixels
+from openafm.data.images.manifest import ImageCorpusError
 from openafm.data.images.resolution import MODES
-from openafm.data.images.shards import ImageCorpus, ImageCorpusError, open_image_corpus
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
 from openafm.data.shards.token_shards import Shards
 
 Views = npt.NDArray[np.uint8]

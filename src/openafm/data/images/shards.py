@@ -20,9 +20,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
@@ -31,200 +29,20 @@ import numpy as np
 import numpy.typing as npt
 
 from openafm.core.arrays import map_array_file
-from openafm.core.config import Config, ConfigError, from_dict, to_dict
-from openafm.core.errors import OpenAFMError
-from openafm.core.files import OversizeFilesError, atomic_file, file_digest, read_document, write_json
+from openafm.core.config import ConfigError, from_dict
+from openafm.core.files import file_digest
 from openafm.core.libraries import needed
+from openafm.core.regular_files import OversizeFilesError, read_document
 from openafm.data.images.documents import ImageDocument, StoredImage
+from openafm.data.images.manifest import FORMAT, MANIFEST, ImageCorpusError, Manifest, MissingImageError, stored_size
 from openafm.data.images.records import (
     DroppedImage,
-    document_row,
-    document_schema,
-    drop_row,
-    drop_schema,
     read_dropped,
     read_image_documents,
 )
-from openafm.data.images.tar_files import INDEX, write_tar
-from openafm.data.pipeline.parquet import RowWriter
-from openafm.data.shards.manifest import FileRecord
-from openafm.data.web.documents import Dropped
+from openafm.data.images.tar_files import INDEX
 
-MANIFEST = "manifest.json"
-FORMAT = "openafm.image_corpus"
-VERSION = 1
-PATTERNS = (
-    MANIFEST,
-    "report.html",
-    ".lock",
-    *(f"[0-9]*.{it}" for it in ("tar", "index.npy", "documents.parquet", "dropped.parquet", "json")),
-)
-"""Patterns of all files that an image corpus may have."""
-HELD_OUT = "held_out"
 MAX_OPEN_FILES = 128
-
-ShardItem = tuple[ImageDocument, Sequence[StoredImage]] | Dropped
-
-
-class ImageCorpusError(OpenAFMError):
-    """A folder is not an image corpus, or a file of it is missing or was changed."""
-
-
-class MissingImageError(ImageCorpusError):
-    """A document names an image that the corpus does not have."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSummary(Config):
-    """One shard: its counts and its files. `key` identifies what it was computed from; `dropped` counts by reason.
-
-    `num_held_out` documents have the split `held_out`.
-    """
-
-    index: int
-    key: str = ""
-    num_documents: int
-    num_held_out: int = 0
-    num_images: int
-    image_bytes: int
-    dropped: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, int] = field(default_factory=dict)
-    languages: dict[str, int] = field(default_factory=dict)
-    files: tuple[FileRecord, ...] = ()
-
-    @property
-    def num_items(self) -> int:
-        """Documents and drops."""
-        return self.num_documents + sum(self.dropped.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Manifest(Config):
-    """The content of `manifest.json`. `config` is the JSON form of what the corpus was made with."""
-
-    format: str = FORMAT
-    version: int = VERSION
-    config: dict[str, Any]
-    shards: tuple[ShardSummary, ...]
-
-    def __post_init__(self) -> None:
-        self.require(self.format == FORMAT, f"the format is {self.format!r}, expected {FORMAT!r}")
-        self.require(self.version == VERSION, f"version {self.version} needs another release, this one reads {VERSION}")
-
-    @property
-    def num_documents(self) -> int:
-        return sum(shard.num_documents for shard in self.shards)
-
-    @property
-    def num_held_out(self) -> int:
-        return sum(shard.num_held_out for shard in self.shards)
-
-    @property
-    def num_images(self) -> int:
-        """Images of all shards; one that occurs in several shards counts for each."""
-        return sum(shard.num_images for shard in self.shards)
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """The drops of all shards by reason."""
-        return _added(shard.dropped for shard in self.shards)
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """The documents of all shards by kind."""
-        return _added(shard.kinds for shard in self.shards)
-
-    @property
-    def languages(self) -> dict[str, int]:
-        """The documents of all shards by language."""
-        return _added(shard.languages for shard in self.shards)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 in hex of the manifest, hence of every file."""
-        return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
-
-
-def write_image_shard(folder: Path, index: int, items: Iterable[ShardItem], *, key: str = "") -> ShardSummary:
-    """Write a shard of an image corpus: documents with their images, and drops. Equal items give equal bytes.
-
-    The record of the shard is written last. `key` identifies the input, for `finished_shard`.
-
-    Raises:
-        MissingImageError: a document names an image that is not among its images.
-        OutOfSpaceError: the disk is full.
-    """
-    number = f"{index:05}"
-    paths = {it: folder / f"{number}.{it}" for it in ("tar", "index.npy", "documents.parquet", "dropped.parquet")}
-    images: dict[str, tuple[StoredImage, Mapping[str, str]]] = {}
-    kinds, languages, splits, dropped = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
-    with (
-        atomic_file(paths["documents.parquet"]) as documents_file,
-        atomic_file(paths["dropped.parquet"]) as dropped_file,
-        RowWriter(documents_file, document_schema()) as documents,
-        RowWriter(dropped_file, drop_schema()) as drops,
-    ):
-        for item in items:
-            if isinstance(item, Dropped):
-                dropped[item.reason] += 1
-                drops.write(drop_row(item))
-                continue
-            document, found = item
-            _check_images(document, found)
-            documents.write(document_row(document))
-            kinds[document.kind] += 1
-            languages[document.language] += 1
-            splits[document.split] += 1
-            captions = document.captions if len(found) == 1 else {}
-            for image in found:
-                images.setdefault(image.digest, (image, captions))
-    with atomic_file(paths["tar"]) as tar:
-        index_I = write_tar(tar, images)
-    with atomic_file(paths["index.npy"]) as file:
-        np.lib.format.write_array(file, index_I, allow_pickle=False)
-    summary = ShardSummary(
-        index=index,
-        key=key,
-        num_documents=sum(kinds.values()),
-        num_held_out=splits[HELD_OUT],
-        num_images=len(images),
-        image_bytes=int(index_I["num_bytes"].sum()),
-        dropped=dict(sorted(dropped.items())),
-        kinds=dict(sorted(kinds.items())),
-        languages=dict(sorted(languages.items())),
-        files=tuple(
-            FileRecord(name=path.name, num_bytes=path.stat().st_size, sha256=file_digest(path)) for path in paths.values()
-        ),
-    )
-    write_json(folder / f"{number}.json", to_dict(summary))
-    return summary
-
-
-def finished_shard(folder: Path, index: int, key: str) -> ShardSummary | None:
-    """Return the record of a shard that an interrupted run completed with the same `key`; None if there is none."""
-    try:
-        summary = from_dict(ShardSummary, json.loads(read_document(folder / f"{index:05}.json")))
-    except (OSError, ValueError, RecursionError, ConfigError):
-        return None
-    whole = all(_size(folder / file.name) == file.num_bytes for file in summary.files)
-    return summary if whole and (summary.index, summary.key) == (index, key) else None
-
-
-def finish_corpus(folder: Path, config: Mapping[str, Any], summaries: Iterable[ShardSummary]) -> Manifest:
-    """Write the manifest of a corpus, which makes it complete. Files of shards that are not in it are removed.
-
-    Raises:
-        ImageCorpusError: there is no shard, or the shards are not numbered 0, 1, ...
-    """
-    shards = tuple(sorted(summaries, key=lambda summary: summary.index))
-    if [shard.index for shard in shards] != list(range(len(shards))) or not shards:
-        raise ImageCorpusError(f"{folder}: shards must be numbered from 0, got {[shard.index for shard in shards]}")
-    manifest = Manifest(config=dict(config), shards=shards)
-    for file in folder.glob("[0-9]*.*"):
-        if int(file.name.partition(".")[0]) >= len(shards):
-            file.unlink()  # of an earlier corpus with more shards
-    write_json(folder / MANIFEST, to_dict(manifest))
-    return manifest
 
 
 def is_image_corpus(path: Path) -> bool:
@@ -263,7 +81,7 @@ def open_image_corpus(path: Path, *, verify: bool = False) -> ImageCorpus:
     except (OSError, OversizeFilesError, ValueError, RecursionError, ConfigError) as error:
         raise ImageCorpusError(f"{file} is not the manifest of an image corpus: {error}") from error
     for record in (record for shard in manifest.shards for record in shard.files):
-        if _size(path / record.name) != record.num_bytes:
+        if stored_size(path / record.name) != record.num_bytes:
             raise ImageCorpusError(f"{path / record.name} is missing or cut; copy the corpus again or make it again")
         if verify and file_digest(path / record.name) != record.sha256:
             raise ImageCorpusError(f"{path / record.name} was changed after it was written; copy it again or make it again")
@@ -393,23 +211,3 @@ class ImageCorpus:
 
     def _open_tar(self, shard: int) -> IO[bytes]:
         return (self.path / f"{shard:05}.tar").open("rb", buffering=0)
-
-
-def _check_images(document: ImageDocument, images: Sequence[StoredImage]) -> None:
-    missing = set(document.digests) - {image.digest for image in images}
-    if missing:
-        raise MissingImageError(f"document {document.id} has the image {min(missing)[:12]} without its bytes; pass them too")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
-
-
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total = Counter[str]()
-    for each in counts:
-        total.update(each)
-    return dict(sorted(total.items()))

@@ -11,10 +11,13 @@ from typing import Any
 
 from openafm.core.config import Config, from_dict, to_dict
 from openafm.core.executors import Executor
-from openafm.core.files import folder_lock, matches, read_document, room_for
+from openafm.core.files import matches, room_for
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import progress
+from openafm.core.regular_files import read_document
 from openafm.core.worker_process import NO_LIMITS, Failure
-from openafm.data.images.shards import PATTERNS, Manifest, ShardSummary, finish_corpus, finished_shard
+from openafm.data.images.manifest import PATTERNS, Manifest, ShardSummary
+from openafm.data.images.shard_writer import finish_corpus, finished_shard
 from openafm.data.pairs.candidates import build_filters, run_candidates
 from openafm.data.pairs.config import PairsConfig
 from openafm.data.pairs.references import run_references, run_resolve

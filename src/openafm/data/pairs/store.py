@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
-from openafm.core.files import read_document, write_json
+from openafm.core.files import write_json
+from openafm.core.regular_files import read_document
 from openafm.data.pipeline.inputs import Shard
 from openafm.data.pipeline.store import STAGES
 

@@ -15,7 +15,7 @@ from openafm.core.worker_process import unit
 from openafm.data.deduplication.groups import first_numbers
 from openafm.data.images.documents import ImageDocument, ImagePart, Part, StoredImage, TextPart
 from openafm.data.images.records import DroppedImage
-from openafm.data.images.shards import ShardItem, write_image_shard
+from openafm.data.images.shard_writer import ShardItem, write_image_shard
 from openafm.data.pairs.candidates import image_drop, pair_of
 from openafm.data.pairs.config import InterleavedConfig, PairsConfig
 from openafm.data.pairs.references import ENDLESS, MISSING, resolved_of

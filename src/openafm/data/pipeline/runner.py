@@ -15,7 +15,8 @@ from typing import Any
 from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.executors import Executor
-from openafm.core.files import atomic_folder, file_digest, folder_lock, room_for, write_json
+from openafm.core.files import atomic_folder, file_digest, room_for, write_json
+from openafm.core.folder_lock import folder_lock
 from openafm.core.libraries import pyarrow
 from openafm.core.progress import progress
 from openafm.core.worker_process import NO_LIMITS, Failure, LimitsConfig

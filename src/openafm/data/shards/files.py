@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from openafm.core.arrays import map_array_file
-from openafm.core.files import OversizeFilesError, file_digest, read_document
+from openafm.core.files import file_digest
+from openafm.core.regular_files import OversizeFilesError, read_document
 from openafm.data.shards.manifest import (
     MANIFEST,
     FileRecord,

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from openafm.core.errors import UsageError
-from openafm.core.files import MAX_DOCUMENT_BYTES, atomic_file, cache_home
+from openafm.core.files import atomic_file, cache_home
+from openafm.core.regular_files import MAX_DOCUMENT_BYTES
 from openafm.data.shards.files import ShardFiles, map_array
 from openafm.data.shards.manifest import (
     MANIFEST,

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, check_written, folder_lock, room_for, write_json
+from openafm.core.files import atomic_folder, check_written, room_for, write_json
+from openafm.core.folder_lock import folder_lock
 from openafm.data.shards.manifest import (
     IMAGE_SLOTS,
     MANIFEST,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 from openafm.evaluation.harness.statistics import Estimate, estimate
 from openafm.evaluation.harness.task import Item, Output, Score, Verdict
 

@@ -1,18 +1,20 @@
-"""A session's request and its response."""
+"""A session's request, its options and its response."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, TypedDict
 
 from openafm.framework.backends.language_model import FinishReason, Usage
 from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.content import GeneratedContent
+from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.session.formats import FinalT, PartialT, ResponseFormat
 from openafm.framework.session.request_queue import QueuedRequest
 from openafm.framework.transcripts.prompt import PromptLike
 from openafm.framework.transcripts.transcript import Entry
+from openafm.tokenizer.conversation import JsonSchema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +53,17 @@ class SessionRequest(QueuedRequest, Generic[PartialT, FinalT]):
     is_streamed: bool = False
     loop: asyncio.AbstractEventLoop | None = None
     response: Response[FinalT] | None = None
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of every request."""
+
+    options: GenerationOptions | None
+    include_schema_in_prompt: bool
+
+
+class SchemaOptions(RequestOptions, total=False):
+    """Keyword arguments of a request with an explicit schema."""
+
+    schema: GenerationSchema | None
+    json_schema: JsonSchema | str | None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from openafm.framework.backends.language_model import LanguageModel, Usage
 from openafm.framework.backends.system_model import SystemLanguageModel
@@ -15,7 +15,7 @@ from openafm.framework.errors import FoundationModelsError
 from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.session.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat, read_json_schema
-from openafm.framework.session.request import Response, SessionRequest
+from openafm.framework.session.request import RequestOptions, Response, SchemaOptions, SessionRequest
 from openafm.framework.session.request_queue import QueuedRequest, RequestQueue, WhenBusy
 from openafm.framework.session.responder import Responder
 from openafm.framework.session.response_stream import ResponseStream
@@ -28,20 +28,6 @@ from openafm.framework.transcripts.transcript import InstructionsEntry, Transcri
 from openafm.tokenizer.conversation import Instructions, JsonSchema
 
 T = TypeVar("T")
-
-
-class RequestOptions(TypedDict, total=False):
-    """Keyword arguments of every request."""
-
-    options: GenerationOptions | None
-    include_schema_in_prompt: bool
-
-
-class SchemaOptions(RequestOptions, total=False):
-    """Keyword arguments of a request with an explicit schema."""
-
-    schema: GenerationSchema | None
-    json_schema: JsonSchema | str | None
 
 
 class LanguageModelSession:

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openafm.core.files import atomic_file, read_document
+from openafm.core.files import atomic_file
+from openafm.core.regular_files import read_document
 from openafm.core.user_key import TAG_BYTES, tag, user_key
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.framework.transcripts.wire import TranscriptError

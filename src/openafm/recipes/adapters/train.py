@@ -21,7 +21,8 @@ from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import Config, dump, from_dict
 from openafm.core.errors import UsageError
-from openafm.core.files import atomic_file, folder_lock
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
 from openafm.data.documents import ChatDocument, DocumentFiles, NotADocumentError
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.shards.token_shards import open_shards

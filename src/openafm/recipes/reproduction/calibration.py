@@ -8,7 +8,8 @@ import time
 from dataclasses import asdict, dataclass
 
 from openafm import __version__
-from openafm.core.files import data_home, read_document, write_json
+from openafm.core.files import data_home, write_json
+from openafm.core.regular_files import read_document
 from openafm.recipes.reproduction.sizes import recipe_size
 
 _RECIPE = "on_device.pretrain"

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from openafm.core.files import read_document, write_json
+from openafm.core.files import write_json
+from openafm.core.regular_files import read_document
 from openafm.recipes.reproduction.cpu_time import children
 from openafm.recipes.reproduction.stages.stage import Command
 

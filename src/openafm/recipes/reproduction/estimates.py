@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 from openafm.recipes.reproduction.calibration import Calibration
 from openafm.recipes.reproduction.sizes import BUDGET, SIZES
 from openafm.recipes.reproduction.stages.stage import Command, Stage

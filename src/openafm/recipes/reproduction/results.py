@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from openafm.core.errors import UsageError
-from openafm.core.files import OutOfSpaceError, read_document, write_json
+from openafm.core.files import OutOfSpaceError, write_json
+from openafm.core.regular_files import read_document
 
 RESULTS = "results.json"
 _RESERVE, _RESERVED_BYTES = "reserve", 8 << 20

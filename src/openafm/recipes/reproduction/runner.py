@@ -18,7 +18,9 @@ from pathlib import Path
 
 from openafm import __version__
 from openafm.core.errors import UsageError
-from openafm.core.files import OutOfSpaceError, folder_lock, read_document, write_json
+from openafm.core.files import OutOfSpaceError, write_json
+from openafm.core.folder_lock import folder_lock
+from openafm.core.regular_files import read_document
 from openafm.recipes.reproduction.commands import CommandFailedError, StageCommands
 from openafm.recipes.reproduction.cpu_time import ChildTime
 from openafm.recipes.reproduction.forecast import Forecast

@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
-from openafm.core.files import atomic_file, read_document
+from openafm.core.files import atomic_file
 from openafm.core.processes import finalize
+from openafm.core.regular_files import read_document
 from openafm.runtime.batching.admission import PREFILL_CHUNK
 from openafm.runtime.batching.pending import Pending, StepEntry, StepRequest, TokenChunk
 from openafm.runtime.batching.scheduler import Scheduler

@@ -13,7 +13,8 @@ import numpy as np
 from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, read_document
+from openafm.core.files import atomic_folder
+from openafm.core.regular_files import read_document
 from openafm.safety.classifier.examples import LabeledText, Side
 from openafm.safety.classifier.features import JoinedFeatures, TextFeaturesConfig
 from openafm.safety.classifier.head import ARRAYS, Head

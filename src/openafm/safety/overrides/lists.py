@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from openafm.core.config import Config, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 from openafm.safety.taxonomy.taxonomy import taxonomy
 
 ANY_LOCALE = "und"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from openafm.adapters.delivery.errors import UntrustedDeliveryError
 from openafm.adapters.delivery.keys import check_signature, sign
-from openafm.core.files import atomic_file, folder_lock
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
 from openafm.safety.overrides.lists import OverrideList, OverrideListError, parse_list, read_list
 
 _TYPE = "openafm.OverrideUpdate"

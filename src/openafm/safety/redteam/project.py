@@ -18,7 +18,9 @@ from typing import Any, Literal, TypeAlias
 
 from openafm.core.config import Config, ConfigError, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import atomic_file, folder_lock, read_document
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
+from openafm.core.regular_files import read_document
 from openafm.safety.classifier.rates import Rate
 from openafm.safety.redteam.attacks import FAMILIES, Attack, Model, attacks, mutated
 from openafm.safety.taxonomy.taxonomy import taxonomy

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from openafm.core.files import read_document
+from openafm.core.regular_files import read_document
 
 INDEX = "index.json"
 _DTYPES = {

@@ -12,7 +12,8 @@ from typing import Any
 
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import OversizeFilesError, read_document, write_json
+from openafm.core.files import write_json
+from openafm.core.regular_files import OversizeFilesError, read_document
 from openafm.training.checkpoints.index import INDEX
 
 FORMAT = "openafm.checkpoint"

@@ -28,8 +28,10 @@ from torch import Tensor
 
 from openafm.core.config import Config, ConfigError, dump, from_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_file, file_digest, folder_lock, read_document
+from openafm.core.files import atomic_file, file_digest
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import progress
+from openafm.core.regular_files import read_document
 from openafm.data.loading.batch import Batch, Origin
 from openafm.data.loading.loader import LoaderConfig
 from openafm.data.shards.manifest import FileRecord

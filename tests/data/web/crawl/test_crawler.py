@@ -15,7 +15,7 @@ import pytest
 from crawl_site import Answer, Site, page, serve, tree
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import FolderInUseError, folder_lock
+from openafm.core.folder_lock import FolderInUseError, folder_lock
 from openafm.data.web.crawl.config import CrawlConfig, CrawlError
 from openafm.data.web.crawl.crawler import FRONTIER, Crawler
 from openafm.data.web.crawl.renderer import Refusal

@@ -6,21 +6,15 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from openafm.core.files import check_written, folder_lock
+from openafm.core.files import check_written
+from openafm.core.folder_lock import folder_lock
 from openafm.data.drawing.base import Split
 from openafm.data.drawing.charts.model import ChartCodeError, CodeWriter, draw_model_chart
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.corpus import image_document
 from openafm.data.drawing.fonts import FontMissingError
-from openafm.data.images.shards import (
-    MANIFEST,
-    PATTERNS,
-    Manifest,
-    ShardItem,
-    finish_corpus,
-    finished_shard,
-    write_image_shard,
-)
+from openafm.data.images.manifest import MANIFEST, PATTERNS, Manifest
+from openafm.data.images.shard_writer import ShardItem, finish_corpus, finished_shard, write_image_shard
 from openafm.data.pipeline.store import key_of
 from openafm.data.synthetic.languages import LANGUAGES
 from openafm.data.web.documents import Dropped

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import folder_lock
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import Progress
 from openafm.data.web.crawl.config import CrawlConfig, CrawlError, check_config, seed_url
 from openafm.data.web.crawl.discovery import Discovery

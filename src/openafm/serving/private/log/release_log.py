@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openafm.adapters.delivery.keys import read_private_key, write_key_pair
-from openafm.core.files import atomic_file, folder_lock
+from openafm.core.files import atomic_file
+from openafm.core.folder_lock import folder_lock
 from openafm.serving.private.errors import NodeRefusedError, PrivateSetupError
 from openafm.serving.private.log.checkpoints import Checkpoint, open_checkpoint
 from openafm.serving.private.log.merkle import consistency_proof, inclusion_proof, leaf_hash, root_hash

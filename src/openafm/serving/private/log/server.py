@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
-from openafm.core.files import FolderInUseError
+from openafm.core.folder_lock import FolderInUseError
 from openafm.serving.private.log.release_log import ReleaseLog
 from openafm.serving.private.verification import encode_proofs
 

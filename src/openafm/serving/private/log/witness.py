@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from openafm.adapters.delivery.keys import read_private_key, write_key_pair
-from openafm.core.files import atomic_file, data_home, folder_lock
+from openafm.core.files import atomic_file, data_home
+from openafm.core.folder_lock import folder_lock
 from openafm.serving.private.client import fetch
 from openafm.serving.private.log.checkpoints import check_follows, open_checkpoint
 from openafm.serving.private.log.notes import WITNESS_KEY, VerifierKey, signature_line
