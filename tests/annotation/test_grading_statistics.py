@@ -34,7 +34,7 @@ from openafm.annotation.statistics.graders import grader_reports
 from openafm.annotation.statistics.intervals import bootstrap_mean, wilson
 from openafm.annotation.statistics.outcomes import decide
 from openafm.annotation.statistics.page import report_page, write_report
-from openafm.annotation.statistics.ratings import Comparisons, Ratings, fit_ratings, win_probability
+from openafm.annotation.statistics.ratings import Comparisons, Ratings, fit_ratings
 from openafm.annotation.statistics.report import project_report
 
 
@@ -99,7 +99,6 @@ def test_davidson_ratings_of_two_systems_have_their_closed_form() -> None:
     ratings = fit_ratings(2, [Comparisons(first=0, second=1, wins=60, losses=15, ties=30)])
     assert ratings.scores == pytest.approx((math.log(4) / 2, -math.log(4) / 2))
     assert ratings.log_tie == pytest.approx(math.log(30 / math.sqrt(60 * 15)))
-    assert win_probability(ratings, 0, 1) == pytest.approx(0.8)
     difference_error = math.sqrt(1 / 60 + 1 / 15)
     assert ratings.errors == pytest.approx((difference_error / 2,) * 2)
 

@@ -6,8 +6,6 @@ residual scales with its norm, for any format. The adapter's bits count towards 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,12 +99,6 @@ def adapter_bits_per_weight(decoder: DecoderConfig, config: LoRAConfig, bits: in
         model = decoder.build()
     num_weights = sum(linear.weight.numel() for linear in target_linears(model, LoRAConfig()).values())
     return bits * num_adapter_parameters(decoder, config) / num_weights
-
-
-def stacked_adapter_parameters(shape: Sequence[int], rank: int) -> int:
-    """Return the number of weights of an adapter of `rank` for each matrix of a stack of shape [..., out, in]."""
-    *leading, out_dim, in_dim = shape
-    return math.prod(leading) * rank * (out_dim + in_dim)
 
 
 def _check(weight: Tensor, rank: int, name: str) -> None:

@@ -16,7 +16,8 @@ from openafm.models.accounting import num_parameters
 from openafm.recipes.config import UnknownRecipeError, summary_of
 from openafm.recipes.on_device.rlhf import rlhf
 from openafm.recipes.prepare import default_bundle
-from openafm.recipes.run import RunInterruptedError, StartBundleError, trained_weights
+from openafm.recipes.run import RunInterruptedError, StartBundleError
+from openafm.recipes.trained_weights import trained_weights
 from openafm.rl.config import RLConfig
 
 if TYPE_CHECKING:

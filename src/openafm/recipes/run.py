@@ -11,17 +11,13 @@ import json
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from numpy.typing import NDArray
-
-from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
+from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
-from openafm.compression.int8_rows import with_vision_in_8_bits
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file
@@ -36,6 +32,7 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.drafting import DraftReport, held_out_conversations, measure_draft
 from openafm.recipes.sources.corpora import TOKENIZER_EXAMPLES, pack_corpus
 from openafm.recipes.sources.own_data import write_data
+from openafm.recipes.trained_weights import trained_weights
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
@@ -273,31 +270,6 @@ def _finish(config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, 
 
     bundle = write_trained(config, trainer, folder, name, load_trained(folder), result)
     return _result(bundle, folder, result, _draft_report(config, bundle))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedWeights:
-    """The weights of a bundle."""
-
-    tensors: Mapping[str, NDArray[Any]]
-    numerics: Numerics = FULL_PRECISION
-    recovery: RecoveryAdapter | None = None
-
-
-def trained_weights(trainer: TrainerConfig, model: Decoder) -> TrainedWeights:
-    """Return the weights as they are, packed after quantization-aware training, or the base with the trained adapter."""
-    from openafm.adapters.lora import adapter_weights
-    from openafm.compression.deploy import packed_tensors
-
-    if trainer.adapter is not None and trainer.from_bundle is not None:
-        base = open_bundle(trainer.from_bundle)
-        weights = {name: weight.numpy() for name, weight in adapter_weights(model).items()}
-        recovery = RecoveryAdapter(config=trainer.adapter, weights=weights)
-        return TrainedWeights(tensors=base.tensors(), numerics=base.numerics, recovery=recovery)
-    if trainer.qat is not None:
-        tensors, numerics = with_vision_in_8_bits(packed_tensors(model), trainer.qat.numerics)
-        return TrainedWeights(tensors=tensors, numerics=numerics)
-    return TrainedWeights(tensors={name: tensor.numpy() for name, tensor in model.state_dict().items()})
 
 
 def _check_same_run(config: RunConfig, folder: Path) -> None:

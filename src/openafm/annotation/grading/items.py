@@ -40,8 +40,6 @@ CATEGORIES = (
 )
 """The categories of the report's human evaluation of text."""
 IMAGE_CATEGORIES = ("Infographics",)
-LOCALE_AGNOSTIC = ("Coding", "Mathematical Reasoning")
-"""Categories that the report leaves out of evaluations of single locales."""
 TIE = "tie"
 _KEYS = {"id", "prompt", "images", "answers", "category", "locale", "gold"}
 _ROLES = ("system", "user", "assistant", "tool")

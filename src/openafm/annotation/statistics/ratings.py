@@ -8,7 +8,6 @@ concave and Newton's method finds its maximum. Without ties it is the plain Brad
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -86,11 +85,6 @@ def fit_ratings(num_systems: int, pairs: Iterable[Comparisons]) -> Ratings:
         errors=tuple(map(float, errors_K[:num_systems])),
         log_tie=float(values_K[-1]) if has_ties else None,
     )
-
-
-def win_probability(ratings: Ratings, first: int, second: int) -> float:
-    """Return the probability that `first` wins, if the comparison is no tie."""
-    return 1 / (1 + math.exp(ratings.scores[second] - ratings.scores[first]))
 
 
 def _design(

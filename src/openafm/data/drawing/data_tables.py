@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -202,13 +202,6 @@ def draw_names(rng: random.Random, language: str, split: Split, kind: str, count
 def width_of(text: str) -> int:
     """Return the width of a text in columns of Latin letters."""
     return sum(2 if "\u1100" <= char <= "\uffdc" else 1 for char in text)
-
-
-def with_value(table: DataTable, row: int, column: int, value: Decimal) -> DataTable:
-    """Return a copy with one value replaced."""
-    values = [list(each) for each in table.values]
-    values[row][column] = value
-    return replace(table, values=tuple(map(tuple, values)))
 
 
 def _draw_times(rng: random.Random, language: str, kind: str, count: int) -> list[str]:

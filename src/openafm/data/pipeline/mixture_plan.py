@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 ENGLISH = "en"
 UNDETERMINED = "und"
-MULTILINGUAL_SHARES = {"pre-training": 0.08, "continued pre-training": 0.30}
-"""Shares of languages other than English in the report."""
 BYTES_PER_TOKEN = 4.0
 _SAMPLED_CHARACTERS = 200_000
 _TINY = 1e-12

@@ -17,7 +17,6 @@ _SPAN = re.compile(r"<(?:(title|place): ?)?")
 _PARTICLE = re.compile(r"\(([^()|/<>{}\[\]]{1,4})/([^()|/<>{}\[\]]{1,4})\)")
 _PLAIN = re.compile(r"[^{}\[\]<>()|\\]+")
 _ESCAPES = {"n": "\n"}
-_CLOSING = {"[": "]", "(": ")", "<": ">"}
 
 
 class SourceTextError(OpenAFMError):
