@@ -307,7 +307,7 @@ def test_full_disk_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("openafm.bundle.bundle.write_tensors", full)
+    monkeypatch.setattr("openafm.bundle.writer.write_tensors", full)
     with pytest.raises(OutOfSpaceError, match="cat"):
         write(tmp_path / "cat", scale=2)
     assert open_bundle(tmp_path / "cat").signature == before

@@ -37,7 +37,11 @@ PluginsOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value, as in trainer.log_every=5. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a value of the config by its key, as in trainer.log_every=5. May be repeated.",
+    ),
 ]
 
 

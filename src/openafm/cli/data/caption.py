@@ -28,7 +28,7 @@ EndpointOption = Annotated[
 KeyOption = Annotated[str, typer.Option(help="Environment variable with the key of the endpoint.")]
 TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of random sampling.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="Requests at once. The result does not depend on it.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="Concurrent requests. The result does not depend on it.")]
 
 DEFAULT_KEY_VARIABLE = "OPENAFM_ENDPOINT_KEY"
 
@@ -49,7 +49,7 @@ def caption(
     plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add captions of a model in levels to a corpus of images. Repeat the command to continue a run."""
+    """Let a model write captions at several levels for a corpus of images. Repeat the command to continue a run."""
     from openafm.core.config import override
     from openafm.data.captions.captioning import caption_corpus, caption_counts
     from openafm.data.captions.config import LEVELS, CaptionConfig

@@ -53,7 +53,7 @@ def domains(
 ) -> None:
     """Collect images of knowledge domains by key words, and let a model write questions about them.
 
-    A scorer of a plugin, as CLIP, checks the images: --plugins mine.py --set 'scorer={"type": "MyScorerConfig"}'.
+    The scorer of a plugin, such as CLIP, can check the images: --plugins mine.py --set 'scorer={"type": "MyScorerConfig"}'.
     """
     from openafm.core.config import override
     from openafm.data.captions.domains import DomainsConfig, collect_domains
@@ -86,7 +86,7 @@ def bootstrap(
 ) -> None:
     """Find images similar to those of seed prompts, and let a model write prompts of the same kind, with answers.
 
-    Without an embedder of a plugin, as CLIP, images are similar if their colors and layout are.
+    Images are compared by colors and layout, or by the embedder of a plugin, such as CLIP.
     """
     from openafm.core.config import override
     from openafm.data.captions.bootstrap import BootstrapConfig, read_seeds

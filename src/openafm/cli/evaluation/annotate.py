@@ -152,7 +152,7 @@ def simulate(
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Annotate each scenario by a scripted expert who corrects a scripted model: a demonstration without people."""
+    """Let a scripted expert correct a scripted model in each scenario: a demonstration without people."""
     with _opened(project, database) as (read, store, pool):
         from openafm.annotation.simulated_annotator import annotate_scenarios
 

@@ -23,7 +23,7 @@ ForwardedOption = Annotated[
     str,
     typer.Option(
         "--forwarded-allow-ips",
-        help="Addresses or networks of proxies, divided by commas, whose X-Forwarded-For header is used. Default: none.",
+        help="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For header is used. Default: none.",
     ),
 ]
 CertificateOption = Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")]

@@ -109,8 +109,8 @@ def judge(
     grades: Annotated[
         Path | None, typer.Option(help="Human grades of the same pairs, as JSON Lines: measures the judge's agreement.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first prompts only.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="Judge this many of the first prompts only.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 8,
     out: Annotated[Path | None, typer.Option(help="Write every judgment to this JSON Lines file.")] = None,
     json: JsonOption = False,
 ) -> None:

@@ -80,11 +80,13 @@ def evaluate(
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     instructions: Annotated[str, typer.Option(help="Instructions before every prompt.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+    threads: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16,
     cache: Annotated[
         Path | None, typer.Option(help="File of cached outputs; default: evaluation/outputs.sqlite in $OPENAFM_HOME.")
     ] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Without --tasks: the first documents only.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="Without --tasks: evaluate this many of the first documents only.")
+    ] = None,
     answers: Annotated[
         bool, typer.Option("--answers/--no-answers", help="Without --tasks: generate and compare the answers too.")
     ] = True,

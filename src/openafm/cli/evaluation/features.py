@@ -21,7 +21,7 @@ TOOLS = ("tool_call", "tools")
 OutOption = Annotated[Path | None, typer.Option(help="Folder for results, samples and the report.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Items of each task and language.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="Requests at once.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="Concurrent requests.")]
 BaselineOption = Annotated[str | None, typer.Option(help="Evaluate a baseline instead of a model: constant or pattern.")]
 
 

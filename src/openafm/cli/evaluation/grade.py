@@ -178,7 +178,7 @@ def simulate(
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Judge the items by simulated graders, who prefer varied words: a demonstration without people."""
+    """Let simulated graders judge the items; they prefer varied words. A demonstration without people."""
     with _libraries():
         from openafm.annotation.grading.simulated_graders import grade_by_simulation
 
@@ -193,11 +193,11 @@ def simulate(
 def auto(
     project: ProjectArgument,
     judge: Annotated[str, typer.Option(help="A bundle's name or folder, or http://HOST/v1#NAME of an endpoint.")],
-    requests: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 1,
     database: DatabaseOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Grade the items by a judge model, each in both orders, and report its agreement with people."""
+    """Let a judge model grade the items, each pair in both orders, and report its agreement with people."""
     with _libraries():
         from openafm.annotation.grading.judge import asking, judge_all, replies
         from openafm.annotation.grading.models import open_model

@@ -40,7 +40,7 @@ app = typer.Typer(
     cls=_BundleOrReport,
     no_args_is_help=True,
     help="Compress a bundle after training (`openafm compress NAME --format astc`), or compare bundles "
-    "(`openafm compress report A B`). Pass a bundle with the name of a subcommand by its path.",
+    "(`openafm compress report A B`). If a bundle has the name of a subcommand, pass its path.",
 )
 
 

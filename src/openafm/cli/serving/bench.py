@@ -13,15 +13,17 @@ from openafm.cli.output import JsonOption, print_json, print_table
 def bench(
     url: Annotated[str, typer.Argument(help="Base URL of the API, such as http://localhost:8000/v1.")],
     model: Annotated[str | None, typer.Option(help="Model of the endpoint; default: its default.")] = None,
-    users: Annotated[list[int] | None, typer.Option(help="Chats at a time; may be repeated. Default: 1, 4, 8, 16.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Arrivals a second (Poisson) instead of constant users.")] = None,
+    users: Annotated[list[int] | None, typer.Option(help="Concurrent chats; may be repeated. Default: 1, 4, 8, 16.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Arrivals per second (Poisson) instead of a constant number of users.")
+    ] = None,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each measurement.")] = 32,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Token limit of an answer.")] = 64,
     schema: Annotated[Path | None, typer.Option(help="JSON Schema of the answers; default: text.")] = None,
     key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key.", show_default=False)] = "",
     json: JsonOption = False,
 ) -> None:
-    """Measure tokens a second, time to first token and time between tokens of an endpoint under load."""
+    """Measure tokens per second, time to first token and time between tokens of an endpoint under load."""
     import asyncio
     import dataclasses
     import json as json_module

@@ -142,7 +142,7 @@ def trust(
     witness_days: Annotated[float, typer.Option(min=0.01, help="How old signatures of witnesses may be.")] = 7.0,
     log_days: Annotated[float, typer.Option(min=0.01, help="How old the log's own signature with a time may be.")] = 7.0,
 ) -> None:
-    """Choose the log in which nodes must be."""
+    """Choose the log that must list the releases of nodes."""
     from openafm.serving.private.client import trust_file, write_trust
     from openafm.serving.private.verification import Trust
 

@@ -37,7 +37,7 @@ def serve(
             exists=True, file_okay=False, help="A guardrail model of `openafm safety train-guardrail`; answers wait for it."
         ),
     ] = None,
-    max_running: Annotated[int, typer.Option(min=1, help="Answers that are computed at a time.")] = 32,
+    max_running: Annotated[int, typer.Option(min=1, help="Answers generated at the same time.")] = 32,
     kv_memory_mb: Annotated[
         int, typer.Option(min=0, help="Memory for keys, values and adapters; 0: a quarter of the machine's.")
     ] = 0,

@@ -23,7 +23,7 @@ HERE_WIDTH = 72
 """Characters of our figure in the terminal; the page has all of them."""
 
 app = typer.Typer(
-    help="Go through the report: data, both models, training, compression, use, evaluation.", invoke_without_command=True
+    help="Reproduce the report: data, both models, training, compression, use, evaluation.", invoke_without_command=True
 )
 
 

@@ -54,7 +54,8 @@ def train(
         str | None, typer.Option(help="auto, cuda, mps or cpu; default: the recipe's, auto: a GPU if there is one.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Every so many steps, generate from held-out prompts into the log.")
+        int | None,
+        typer.Option(min=1, help="Steps between texts that the model generates from held-out prompts, for the log."),
     ] = None,
     config_file: Annotated[
         Path | None,
