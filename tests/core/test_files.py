@@ -71,7 +71,7 @@ def test_a_write_error_of_a_full_device_is_typed(tmp_path: Path) -> None:
 
 def test_the_error_of_a_held_lock_names_the_process(tmp_path: Path) -> None:
     script = (
-        "from pathlib import Path; from openafm.core.files import folder_lock\n"
+        "from pathlib import Path; from openafm.core.folder_lock import folder_lock\n"
         f"with folder_lock(Path({str(tmp_path)!r})): pass"
     )
     with folder_lock(tmp_path):

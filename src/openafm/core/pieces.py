@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, file_digest, read_document
+from openafm.core.files import atomic_folder, file_digest
+from openafm.core.regular_files import read_document
 
 SUMS = "SHA256SUMS"
 
