@@ -11,9 +11,11 @@ import httpx2 as httpx
 import pytest
 from servers import http, running_server
 from test_served_images import encoded
-from tiny_bundles import write_multimodal_bundle, write_native_bundle
+from tiny_bundles import write_multimodal_bundle, write_native_bundle, write_random_adapter
 
 import openafm as fm
+from openafm.adapters.package import write_adapter
+from openafm.adapters.store import install_adapter
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.serving.admission import Admission, SharedMemory
 from openafm.serving.errors import ApiError
@@ -116,3 +118,38 @@ def test_a_loaded_model_frees_embeddings_of_images_before_prefixes(tmp_path: Pat
         assert model.free_cached(images) == images
         assert model.cached_bytes == prefixes
         assert model.free_cached(1) > 0
+
+
+def test_the_draft_model_of_an_adapter_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    bundle = write_native_bundle(tmp_path / "served")
+    plain = write_random_adapter(tmp_path / "plain", bundle, name="plain")
+    write_adapter(
+        tmp_path / "drafted",
+        weights=plain.weights(),
+        config=plain.config,
+        base_signature=bundle.signature,
+        name="drafted",
+        draft=bundle.path,
+    )
+    for name in ("plain", "drafted"):
+        install_adapter(tmp_path / name)
+    catalog = ModelCatalog([str(bundle.path)])
+    plain_model, drafted_model = (catalog.find(f"served:{name}") for name in ("plain", "drafted"))
+    assert plain_model.answer_bytes_per_token == plain_model.kv_bytes_per_token
+    assert drafted_model.answer_bytes_per_token == 2 * drafted_model.kv_bytes_per_token  # the draft is the bundle itself
+    sizes = [sum(each.num_bytes for each in catalog.shared_memory(model, False)) for model in (plain_model, drafted_model)]
+    assert sizes[1] - sizes[0] == sum(path.stat().st_size for path in bundle.path.glob("*.safetensors")) > 0
+    enough = sizes[1] + 120 * drafted_model.answer_bytes_per_token
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 80}
+    with running_server(models=(str(bundle.path),), kv_bytes=enough) as url:
+        replies = {
+            name: http.post(f"{url}/v1/chat/completions", json=body | {"model": f"served:{name}"}, timeout=60)
+            for name in ("plain", "drafted")
+        }
+        assert [reply.status_code for reply in replies.values()] == [200, 200]
+        texts = {reply.json()["choices"][0]["message"]["content"] for reply in replies.values()}
+        assert len(texts) == 1  # drafts change no answer
+    with running_server(models=(str(bundle.path),), kv_bytes=enough - 60 * drafted_model.kv_bytes_per_token) as url:
+        assert http.post(f"{url}/v1/chat/completions", json=body | {"model": "served:plain"}).status_code == 200
+        assert http.post(f"{url}/v1/chat/completions", json=body | {"model": "served:drafted"}).status_code == 400

@@ -33,6 +33,26 @@ class ServedModel:
         """Bytes of keys and values for each token."""
         return kv_bytes_per_token(self.bundle, engine_name(self.bundle))
 
+    @cached_property
+    def draft(self) -> Bundle | None:
+        """The adapter's draft model, if it has one. Reads files.
+
+        Raises:
+            AssetError: the adapter is missing or damaged.
+        """
+        folder = None if self.adapter is None else resolve_adapter(self.adapter, self.bundle).draft
+        return None if folder is None else open_bundle(folder)
+
+    @property
+    def answer_bytes_per_token(self) -> int:
+        """Bytes of keys and values for each token of an answer, those of the draft model included. Reads files.
+
+        Raises:
+            AssetError: the adapter is missing or damaged.
+        """
+        drafted = 0 if self.draft is None else kv_bytes_per_token(self.draft, engine_name(self.draft))
+        return self.kv_bytes_per_token + drafted
+
     @property
     def base(self) -> ServedModel:
         """The bundle without the adapter."""
@@ -125,7 +145,8 @@ class ModelCatalog:
             raise
 
     def shared_memory(self, model: ServedModel, sees: bool) -> list[SharedMemory]:
-        """Return the memory of a model that requests share: of its adapter and, if it `sees`, of the vision encoder.
+        """Return the memory of a model that requests share: of its adapter with the draft model and, if it `sees`, of the
+        vision encoder.
 
         Raises:
             AssetError: the adapter is missing or damaged.
@@ -133,6 +154,7 @@ class ModelCatalog:
         engine, shared = engine_name(model.bundle), list[SharedMemory]()
         if model.adapter is not None:
             num_bytes = adapter_bytes(resolve_adapter(model.adapter, model.bundle), engine)
+            num_bytes += 0 if model.draft is None else _stored_bytes(model.draft)
             free = partial(self.drop, model.name)
             shared.append(SharedMemory(key=model.name, name="its adapter", num_bytes=num_bytes, free=free))
         if sees and (num_bytes := vision_bytes(model.bundle, engine)):
@@ -187,6 +209,10 @@ class ModelCatalog:
         """Release a model, if it is loaded. Requests that use it keep it until they end."""
         if (loaded := self._loaded.pop(name, None)) is not None:
             loaded_model.release(loaded)
+
+
+def _stored_bytes(bundle: Bundle) -> int:
+    return sum(path.stat().st_size for path in bundle.path.glob("*.safetensors"))
 
 
 def _vision_key(bundle: Bundle) -> str:

@@ -187,9 +187,9 @@ class AnswerService:
         task.client.check_rate()
         async with self.base(task.model) as (model, base):
             check_bias(base, task.decoding.bias)
-            prompt = await asyncio.to_thread(encode, base, task.source, self._guardrail)
+            prompt, token_bytes = await asyncio.to_thread(self._encoded, model, base, task.source)
             num_tokens = _num_tokens(base, prompt, task.decoding)
-            num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices + _embedding_bytes(base, prompt)
+            num_bytes = num_tokens * token_bytes * task.num_choices + _embedding_bytes(base, prompt)
             async with contextlib.AsyncExitStack() as place:
                 loaded = await place.enter_async_context(
                     self.admitted(model, num_bytes, task.num_choices, task.client.priority, sees=bool(prompt.images))
@@ -269,6 +269,10 @@ class AnswerService:
         if self._waker is None or self._waker.loop is not loop:
             self._waker = LoopWaker(loop)
         return self._waker
+
+    def _encoded(self, model: ServedModel, base: LoadedModel, source: ChatInput | RawInput) -> tuple[EncodedInput, int]:
+        """Worker thread: return the encoded prompt and the bytes of each token of an answer."""
+        return encode(base, source, self._guardrail), model.answer_bytes_per_token
 
     def _answer(self, loaded: LoadedModel, task: Task, running: RunningTask, index: int) -> None:
         """Worker thread: generate an answer up to its first decode step, and the rest where steps cannot be shared."""
