@@ -4,12 +4,14 @@ One load generator (that of `openafm bench`) streams chats of 1, 4, 8 and 16 use
 answers under a JSON Schema. The server is a process of its own with the shipped nano model.
 
 - `tokens_per_second_N`, `ttft_p99_ms_N`, `itl_p99_ms_N`: text at N users.
-- `typed_tokens_per_second_8`: typed answers at 8 users.
+- `typed_tokens_per_second_8`, `typed_cpu_ms_8`: typed answers at 8 users; the server's processor time for each token.
 - `ratio_8`: typed tokens a second at 8 users over those of llama.cpp's server, for random weights of one shape and width
-  (serving_parts/peer_model.py) under the same schema; `p99_itl_ratio`: its 99th percentile of the time between tokens over
-  the peer's. Required: at least 1.5, at most 1. Both are null, with the reason in `peer`, without a peer. `ratio_1` compares
-  one user. Random weights end an answer only at the end of the schema or at the token limit. Both sides use the same number
-  of threads.
+  (serving_parts/peer_model.py) under the same schema; `p99_itl_ratio`: its 99th percentile of the time between tokens
+  over the peer's. Required: at least 1.5, at most 1. `cpu_ratio_8` compares tokens for each second of the server's processor
+  time, which other programs on the machine change least. `ratio_1` compares one user. All are medians over rounds that
+  alternate between the servers, with the lowest and highest round in `spread`; null, with the reason in `peer`, without a
+  peer. Random weights end an answer only at the end of the schema or at the token limit. Both sides use the same number of
+  threads.
 
 The peer is llama.cpp's `llama-server`, which batches 16 users, or else llama-cpp-python's, which answers one request at a
 time.
@@ -25,26 +27,27 @@ the same code for few requests and claims nothing.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import importlib.util
 import os
 import platform
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 from serving_parts.processes import openafm_server
+from serving_parts.rounds import Endpoint, Round, alternate, run_round, spread
 from shared.reporting import benchmark_parser, hand_in
 
 from openafm.bundle import open_bundle
-from openafm.serving.load import LoadConfig, LoadReport, run_load
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "serving.json"
 USERS = (1, 4, 8, 16)
@@ -61,73 +64,107 @@ SCHEMA = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much a run measures."""
+
+    num_rounds: int
+    per_user: int
+    max_tokens: int
+
+
+FULL = Size(num_rounds=15, per_user=6, max_tokens=96)
+QUICK = Size(num_rounds=5, per_user=4, max_tokens=16)
+
+
 def main() -> None:
     parser = benchmark_parser(__doc__)
     parser.add_argument("--peer-python", default=sys.executable, help="the interpreter that has llama_cpp")
     parser.add_argument("--peer-server", type=Path, help="llama.cpp's llama-server")
     options = parser.parse_args()
-    per_user = 2 if options.quick else 12
-    max_tokens = 16 if options.quick else 96
+    size = QUICK if options.quick else FULL
     figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, openafm_server(Path(folder), "--model", "nano") as server:
-        measure(f"{server.url}/v1", per_user, max_tokens, users=2)  # warm up
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(openafm_server(folder, "--model", "nano"))
+        text = Endpoint(pid=server.process.pid, url=f"{server.url}/v1")
+        run_round(text, num_users=2, per_user=size.per_user, max_tokens=size.max_tokens)  # warm up
         for users in USERS:
-            report = measure(f"{server.url}/v1", per_user, max_tokens, users=users)
+            report = run_round(text, num_users=users, per_user=2 * size.per_user, max_tokens=size.max_tokens).report
             figures[f"tokens_per_second_{users}"] = report.tokens_per_second
             figures[f"ttft_p99_ms_{users}"] = report.ttft_ms["p99"]
             figures[f"itl_p99_ms_{users}"] = report.itl_ms.get("p99")
-        typed = {users: measure(f"{server.url}/v1", per_user, max_tokens, users=users, schema=SCHEMA) for users in (1, 8)}
-    figures["typed_tokens_per_second_8"] = typed[8].tokens_per_second
-    figures["failed"] = typed[8].num_failed
-    figures |= peer_figures(options.peer_server, options.peer_python, typed, per_user, max_tokens)
-    hand_in({"figures": figures, "setting": setting(per_user, max_tokens)}, REPORT, options)
+        endpoints = {"ours": replace(text, schema=SCHEMA)}
+        peer, reason = stack.enter_context(peer_endpoint(options.peer_server, options.peer_python, folder))
+        if peer is not None:
+            endpoints["peer"] = peer
+        for endpoint in endpoints.values():
+            run_round(endpoint, num_users=8, per_user=1, max_tokens=size.max_tokens)  # warm up
+        figures |= typed_figures(endpoints, size, reason)
+    hand_in({"figures": figures, "setting": setting(size)}, REPORT, options)
 
 
-def measure(
-    url: str, per_user: int, max_tokens: int, *, users: int, schema: dict[str, Any] | None = None, **extra: Any
-) -> LoadReport:
-    config = LoadConfig(
-        url=url, num_requests=per_user * users, num_users=users, max_tokens=max_tokens, schema=schema, extra=extra
-    )
-    return asyncio.run(run_load(config))
-
-
-def peer_figures(
-    server: Path | None, python: str, typed: dict[int, LoadReport], per_user: int, max_tokens: int
-) -> dict[str, Any]:
-    """Return the ratios to llama.cpp's server by number of users, or the reason for their absence."""
-    absent: dict[str, Any] = {"ratio_8": None, "ratio_1": None, "p99_itl_ratio": None}
-    if server is None and not can_import(python, "llama_cpp.server.app"):
-        return absent | {"peer": f"{python} has no llama_cpp.server; see the docstring"}
-    if importlib.util.find_spec("gguf") is None:
-        return absent | {"peer": "the package gguf is not installed"}
-    from serving_parts.peer_model import write_peer_model
-
-    body = {"type": "json_object", "schema": SCHEMA}  # this server's name for a grammar of a schema
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "peer.gguf"
-        write_peer_model(path, open_bundle("nano"))
-        with llama_server(server, python, path) as url:
-            measure(url, 1, max_tokens, users=2, response_format=body)
-            peer = {users: measure(url, per_user, max_tokens, users=users, response_format=body) for users in (1, 8)}
-    if peer[8].num_failed:
-        return absent | {"peer": f"{peer[8].num_failed} requests of the peer failed: {peer[8].errors}"}
-    return {
-        "ratio_8": round(typed[8].tokens_per_second / peer[8].tokens_per_second, 2),
-        "ratio_1": round(typed[1].tokens_per_second / peer[1].tokens_per_second, 2),
-        "p99_itl_ratio": round(typed[8].itl_ms["p99"] / peer[8].itl_ms["p99"], 2),
-        "peer": f"{'llama-cpp-python' if server is None else 'llama.cpp'}'s server, random weights",
-        "peer_tokens_per_second_8": peer[8].tokens_per_second,
-        "peer_ttft_p99_ms_8": peer[8].ttft_ms["p99"],
-        "peer_itl_p99_ms_8": peer[8].itl_ms["p99"],
-        "typed_ttft_p99_ms_8": typed[8].ttft_ms["p99"],
-        "typed_itl_p99_ms_8": typed[8].itl_ms["p99"],
+def typed_figures(endpoints: Mapping[str, Endpoint], size: Size, reason: str) -> dict[str, Any]:
+    """Return the figures of typed answers, with the ratios to the peer if there is one."""
+    load = {"per_user": size.per_user, "max_tokens": size.max_tokens}
+    eight = alternate(endpoints, size.num_rounds, num_users=8, **load)
+    failed = {name: sum(each.report.num_failed for each in rounds) for name, rounds in eight.items()}
+    figures: dict[str, Any] = {"failed": failed["ours"], "ratio_8": None, "p99_itl_ratio": None, "cpu_ratio_8": None}
+    figures |= {"ratio_1": None, "peer": reason, "spread": {}}
+    for name, rounds in eight.items():
+        prefix = "" if name == "ours" else "peer_"
+        figures[f"{prefix}typed_tokens_per_second_8"] = median_of(rounds, lambda each: each.report.tokens_per_second)
+        figures[f"{prefix}typed_cpu_ms_8"] = median_of(rounds, lambda each: each.cpu_ms)
+        figures[f"{prefix}typed_ttft_p99_ms_8"] = median_of(rounds, lambda each: each.report.ttft_ms["p99"])
+        figures[f"{prefix}typed_itl_p99_ms_8"] = median_of(rounds, lambda each: each.report.itl_ms["p99"])
+        figures[f"{prefix}client_ms_8"] = median_of(rounds, lambda each: each.client_ms)
+    if "peer" not in eight:
+        return figures
+    if failed["peer"]:
+        errors = {name: count for each in eight["peer"] for name, count in each.report.errors.items()}
+        return figures | {"peer": f"{failed['peer']} requests of the peer failed: {errors}"}
+    one = alternate(endpoints, size.num_rounds, num_users=1, **load)
+    ratios = {
+        "ratio_8": ratios_of(eight, lambda each: each.report.tokens_per_second),
+        "cpu_ratio_8": ratios_of(eight, lambda each: 1 / each.cpu_ms),
+        "p99_itl_ratio": ratios_of(eight, lambda each: each.report.itl_ms["p99"]),
+        "ratio_1": ratios_of(one, lambda each: each.report.tokens_per_second),
     }
+    figures["spread"] = {name: spread(values) for name, values in ratios.items()}
+    return figures | {name: round(statistics.median(values), 2) for name, values in ratios.items()}
+
+
+def median_of(rounds: Sequence[Round], value: Callable[[Round], float]) -> float:
+    return round(statistics.median(map(value, rounds)), 4)
+
+
+def ratios_of(rounds: Mapping[str, Sequence[Round]], value: Callable[[Round], float]) -> list[float]:
+    """Return our value over the peer's in each pair of rounds, which were measured one after the other."""
+    return [value(ours) / value(peer) for ours, peer in zip(rounds["ours"], rounds["peer"], strict=True)]
 
 
 @contextlib.contextmanager
-def llama_server(server: Path | None, python: str, gguf: Path) -> Iterator[str]:
-    """Run llama.cpp's server, or without it llama-cpp-python's, and yield its URL."""
+def peer_endpoint(server: Path | None, python: str, folder: Path) -> Iterator[tuple[Endpoint | None, str]]:
+    """Run llama.cpp's server and yield it with its name, or None with the reason for its absence."""
+    if server is None and not can_import(python, "llama_cpp.server.app"):
+        yield None, f"{python} has no llama_cpp.server; see the docstring"
+        return
+    if importlib.util.find_spec("gguf") is None:
+        yield None, "the package gguf is not installed"
+        return
+    from serving_parts.peer_model import write_peer_model
+
+    write_peer_model(folder / "peer.gguf", open_bundle("nano"))
+    # this server's name for a grammar of a schema
+    extra = {"response_format": {"type": "json_object", "schema": SCHEMA}}
+    with llama_server(server, python, folder / "peer.gguf") as (pid, url):
+        name = "llama-cpp-python" if server is None else "llama.cpp"
+        yield Endpoint(pid=pid, url=url, extra=extra), f"{name}'s server, random weights"
+
+
+@contextlib.contextmanager
+def llama_server(server: Path | None, python: str, gguf: Path) -> Iterator[tuple[int, str]]:
+    """Run llama.cpp's server, or without it llama-cpp-python's, and yield its process and its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -147,7 +184,7 @@ def llama_server(server: Path | None, python: str, gguf: Path) -> Iterator[str]:
                 if httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False).status_code == 200:
                     break
             time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield process.pid, f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
         process.wait()
@@ -157,12 +194,12 @@ def can_import(python: str, module: str) -> bool:
     return subprocess.run([python, "-c", f"import {module}"], capture_output=True, timeout=120).returncode == 0
 
 
-def setting(per_user: int, max_tokens: int) -> dict[str, Any]:
+def setting(size: Size) -> dict[str, Any]:
     return {
-        "requests_per_user": per_user,
-        "max_tokens": max_tokens,
+        **asdict(size),
         "machine": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
+        "threads": os.environ.get("OPENAFM_THREADS") or os.cpu_count(),
         "load_average": os.getloadavg()[0],
     }
 

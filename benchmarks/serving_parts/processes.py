@@ -33,6 +33,10 @@ class ServerProcess:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / 1e6
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of all threads of the process."""
+        return cpu_seconds(self.process.pid)
+
     def num_files(self) -> int:
         """Return the number of open file descriptors."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
@@ -41,6 +45,12 @@ class ServerProcess:
         """Return the value of a metric without labels."""
         lines = httpx.get(f"{self.url}/metrics", timeout=60, trust_env=False).text.splitlines()
         return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

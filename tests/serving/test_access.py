@@ -226,6 +226,17 @@ def test_large_bodies_are_refused_before_they_are_read(locked: str, key: str) ->
     assert b"413" in streamed.splitlines()[0]
 
 
+@pytest.mark.parametrize("header", ["X: " + "a" * 70_000, "\r\n".join(f"X-{n}: {'a' * 100}" for n in range(700))])
+@pytest.mark.parametrize("end", ["", "\r\n\r\n"])
+def test_large_headers_are_refused_before_they_end(url: str, header: str, end: str) -> None:
+    assert b"400" in exchange(url, f"GET /health HTTP/1.1\r\nHost: localhost\r\n{header}{end}".encode()).splitlines()[0]
+
+
+def test_headers_of_a_usual_size_are_read(url: str) -> None:
+    head = f"GET /health HTTP/1.1\r\nHost: localhost\r\nX: {'a' * 60_000}\r\nConnection: close\r\n\r\n"
+    assert b"200" in exchange(url, head.encode()).splitlines()[0]
+
+
 @pytest.mark.long
 def test_slow_clients_are_disconnected(locked: str, key: str) -> None:
     started = time.monotonic()

@@ -227,6 +227,7 @@ def test_json_mode_gives_an_object(client: openai.OpenAI) -> None:
         ({"temperature": 3}, 400, "invalid_value", "temperature"),
         ({"n": 2, "temperature": 0}, 400, "invalid_value", "n"),
         ({"n": 99, "temperature": 1}, 400, "invalid_value", "n"),
+        ({"n": 0, "temperature": 1}, 400, "invalid_value", "n"),
         ({"top_logprobs": 3}, 400, "invalid_value", "top_logprobs"),
         ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, 400, "invalid_value", "tools"),

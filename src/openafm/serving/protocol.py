@@ -1,4 +1,4 @@
-"""HTTP connections with limits on the time in which clients send headers and read replies."""
+"""HTTP connections with limits on the size of headers and on the time in which clients send them and read replies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 LEAST_READ_BYTES = 1 << 16
 """What a client must read within `header_seconds` while a reply waits for it."""
 
+MOST_HEADER_BYTES = 1 << 16
+"""Of the names and values of a request's headers. The parser itself has no limit."""
+
+
+class HeadersTooLargeError(ValueError):
+    """The headers of a request exceed `MOST_HEADER_BYTES`. The parser turns it into an error of its own: status 400."""
+
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Close connections whose headers do not arrive in time, or whose client does not read the reply.
+    """Close connections whose headers are too large or do not arrive in time, or whose client does not read the reply.
 
     uvicorn limits idle connections after a reply only. A reply that waits for its client holds a place of the server.
     """
@@ -20,18 +27,35 @@ class LimitedProtocol(HttpToolsProtocol):
     header_seconds: ClassVar[float] = 15.0
     _deadline: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
+    _num_header_bytes = 0
+    _num_unfinished = 0  # bytes of calls that did not complete the headers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self.header_seconds, transport.close)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._deadline is not None and not self.transport.is_closing():
+            self._num_unfinished += len(data)
+            if self._num_unfinished > MOST_HEADER_BYTES:  # one header of which the parser has not found the end
+                self.send_400_response(f"The headers are larger than {MOST_HEADER_BYTES:,} bytes.")
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._num_header_bytes = 0
         if self._deadline is None:  # a later request of this connection
             self._deadline = self.loop.call_later(self.header_seconds, self.transport.close)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_header_bytes += len(name) + len(value)
+        if self._num_header_bytes > MOST_HEADER_BYTES:
+            raise HeadersTooLargeError
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._stop()
+        self._num_unfinished = 0
         super().on_headers_complete()
 
     def pause_writing(self) -> None:

@@ -120,7 +120,9 @@ class ChatRequest(SamplingFields):
         )
         num_top = (self.top_logprobs or 0) if self.logprobs else None
         decoding = self.decoding(self.max_completion_tokens or self.max_tokens, num_top)
-        return Task(model=self.model, source=source, decoding=decoding, num_choices=self.n or 1, client=caller)
+        return Task(
+            model=self.model, source=source, decoding=decoding, num_choices=1 if self.n is None else self.n, client=caller
+        )
 
 
 @router.post("/v1/chat/completions")

@@ -44,7 +44,7 @@ class CompletionRequest(SamplingFields):
             model=self.model,
             source=_source(self.prompt),
             decoding=self.decoding(self.max_tokens or _DEFAULT_TOKENS, self.logprobs),
-            num_choices=self.n or 1,
+            num_choices=1 if self.n is None else self.n,
             client=caller,
         )
 
