@@ -36,6 +36,7 @@ from openafm.runtime.engines.base import InsertedEmbeddings
 from openafm.runtime.engines.image_cache import ImageCache, UnreadableImageError, prompt_tokens
 from openafm.runtime.engines.sequence import Insertion, PromptTokens
 from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.vision import VisionTower
 from openafm.tokenizer.conversation import UserTurn
 from openafm.tokenizer.template import opened
@@ -208,6 +209,25 @@ def test_weights_for_the_native_engine_stay_close(weights: Any, imported: tuple[
     vision_bytes = {name: tensor.data.nbytes for name, tensor in bundle.stored_tensors.items() if name.startswith("vision.")}
     full = {name: tensor.data.nbytes for name, tensor in exact.stored_tensors.items() if name.startswith("vision.")}
     assert sum(vision_bytes.values()) < 0.8 * sum(full.values())
+
+
+@pytest.mark.parametrize(("weights", "least_share"), [("int4", 0.999), ("int8", 0.999), ("bf16", 0.998)])
+def test_choices_after_images_match_torch_in_every_weight_type(weights: Any, least_share: float, tmp_path: Path) -> None:
+    vision_checkpoints.save(tmp_path / "model")
+    bundle = import_hugging_face(tmp_path / "model", tmp_path / "bundle", conversion=Conversion(weights=weights)).bundle
+    given = prefill(bundle, [WIDE, "Which of", TALL, "is wide?"], "high")
+    draw = np.random.default_rng(5)
+    num_equal = num_positions = 0
+    for _ in range(3):
+        tokens = [*given.tokens, *draw.integers(0, bundle.config.vocab_size, 150).tolist()]
+        ours, theirs = (
+            engine.step([(engine.new_sequence(), tokens, given.inserted)], "all")[0]
+            for engine in (NativeEngine(bundle, num_threads=1), TorchEngine.open(bundle))
+        )
+        num_equal += int((ours.argmax(1) == theirs.argmax(1)).sum())
+        num_positions += len(tokens)
+    assert num_positions > 550
+    assert num_equal / num_positions >= least_share
 
 
 def test_half_precision_checkpoints_keep_their_bits(tmp_path: Path) -> None:

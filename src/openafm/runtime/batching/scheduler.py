@@ -13,8 +13,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +30,8 @@ _RECENT_STEPS = 8  # a sequence without a request in this many steps is not expe
 _WORTH_A_THREAD_S = 0.002  # shorter steps do not pay for the switch to the worker and back
 
 
-@dataclass(frozen=True, slots=True)
-class _Participant:
-    """A sequence in a recent step.
+class _Participant(NamedTuple):
+    """A sequence in a recent step. One is made for each row of a step.
 
     Attributes:
         thread: the thread that made the request.
@@ -207,8 +205,9 @@ class Scheduler:
                 is_decoding = len(entry.tokens) <= MAX_DECODE_TOKENS
                 self._participants[id(entry.sequence)] = _Participant(request.thread, is_decoding, self.num_steps)
             self._end(request)
-        oldest = self.num_steps - _RECENT_STEPS
-        self._participants = {key: each for key, each in self._participants.items() if each.step >= oldest}
+        if self.num_steps % _RECENT_STEPS == 0:  # older ones are expected by nothing
+            oldest = self.num_steps - _RECENT_STEPS
+            self._participants = {key: each for key, each in self._participants.items() if each.step >= oldest}
 
     def _fail(self, chunks: list[TokenChunk], error: BaseException) -> None:
         """Fail the only request of a step. Several requests are computed one by one next, so that only the cause fails."""
@@ -236,12 +235,11 @@ class Scheduler:
 
     def _is_alone(self, request: StepRequest) -> bool:
         """True if nothing else is computed or expected, and the caller waits or the step is too short for the worker."""
-        if (
-            self._queue
-            or self._current
-            or any(each.thread != request.thread for each in self._absent(self.num_steps).values())
-        ):
+        if self._queue or self._current:
             return False
+        for each in self._participants.values():
+            if each.step >= self.num_steps and each.thread != request.thread:
+                return False
         if request.is_awaited:
             return True
         seconds = request.engine.costs.seconds(sum(entry.num_left for entry in request.entries))

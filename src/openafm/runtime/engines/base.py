@@ -436,8 +436,9 @@ class Engine(ABC):
                 raise SequenceError("a sequence occurs twice in one step; put all its tokens in one entry")
             for cache, (sequence, tokens, *inserted) in zip(caches, batch, strict=True):
                 self._check_tokens(sequence, tokens)
-                spans = self._checked_embeddings(sequence, tokens, inserted[0] if inserted else ())
-                sequence.engine._check_encoder((*sequence.inserted, *spans))
+                spans = self._checked_embeddings(sequence, tokens, inserted[0]) if inserted and inserted[0] else ()
+                if spans or sequence.inserted:
+                    sequence.engine._check_encoder((*sequence.inserted, *spans))
                 request.entries.append(StepEntry(sequence, cache, array(_TOKEN, tokens), logits == "all", spans))
             self.scheduler.add(request)
 
