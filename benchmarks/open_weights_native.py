@@ -33,13 +33,14 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 from gguf import write_gguf
+from limits import Probe
 from measuring import Figures, Times, Worker, alternate, can_import, median, rounded, suffix, timed, undisturbed
 from open_models import INT4, INT8, SHAPES, config_of, random_bundle
 from ours import decode, prefilled, tokens_of
 from reporting import benchmark_parser, hand_in
 from synthetic import add_bundle_options
 
-from openafm.runtime.doctor import bytes_per_token, stream_bandwidth
+from openafm.runtime.doctor import bytes_per_token
 from openafm.runtime.native.engine import NativeEngine
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "open_weights_native.json"
@@ -92,9 +93,16 @@ def peers_of(
             peer.close()
 
 
-def best(ours: Callable[[], Times], peers: dict[str, Peer], rounds: int, threads: int, **order: object) -> dict[str, float]:
-    """Return the seconds of one piece of work by side."""
-    sides: Sides = {"ours": ours}
+def best(
+    ours: Callable[[], Times],
+    peers: dict[str, Peer],
+    rounds: int,
+    threads: int,
+    beside: Sides | None = None,
+    **order: object,
+) -> dict[str, float]:
+    """Return the seconds of one piece of work by side, and those of `beside`, measured in the same rounds."""
+    sides: Sides = {"ours": ours, **(beside or {})}
     for body, peer in peers.items():
         sides[body] = lambda peer=peer: peer.times(threads=threads, **order)  # type: ignore[misc]
     return {name: undisturbed(seconds) for name, seconds in alternate(sides, rounds, threads).items()}
@@ -111,6 +119,8 @@ def speeds(options: argparse.Namespace, shape: str, threads: int) -> Figures:
     end = ("" if shape == "0.6B" else f"_{shape}") + suffix(threads)
     steps, rounds, prompt = (6, 4, 128) if options.quick else (8, 9, 256)
     figures: Figures = {}
+    probe = None if Probe.unavailable() else Probe()
+    beside: Sides = {} if probe is None else {"stream": lambda: probe.stream(threads, steps)}
     for name, numerics, bodies in (("int4", INT4, FOUR_BITS), ("int8", INT8, EIGHT_BITS)):
         bundle = random_bundle(options.bundle_folder, shape, numerics)
         engine = NativeEngine(bundle, num_threads=threads)
@@ -121,9 +131,11 @@ def speeds(options: argparse.Namespace, shape: str, threads: int) -> Figures:
                 peers,
                 rounds,
                 threads,
+                beside,
                 do="decode",
                 steps=steps,
             )
+            stream_s = decoding.pop("stream", None)
             figures[f"decode_ratio_{name}{end}"] = ratio(decoding)
             for side, seconds in decoding.items():
                 figures[f"decode_ms_{name if side == 'ours' else side}{end}"] = rounded(seconds * 1e3)
@@ -132,9 +144,11 @@ def speeds(options: argparse.Namespace, shape: str, threads: int) -> Figures:
                 figures[f"prefill_ratio_int4{end}"] = ratio(prefill)
                 for side, seconds in prefill.items():
                     figures[f"prefill_tokens_s_{'int4' if side == 'ours' else side}{end}"] = rounded(prompt / seconds)
-                stream = max(stream_bandwidth(threads) for _ in range(3))
-                figures[f"stream_share{end}"] = rounded(bytes_per_token(bundle) / decoding["ours"] / stream)
-                figures[f"stream_gb_s{end}"] = rounded(stream / 1e9)
+                figures[f"stream_share{end}"] = None
+                if probe is not None and stream_s is not None:
+                    bandwidth = probe.stream_bytes / stream_s
+                    figures[f"stream_share{end}"] = rounded(bytes_per_token(bundle) / decoding["ours"] / bandwidth)
+                    figures[f"stream_gb_s{end}"] = rounded(bandwidth / 1e9)
     return figures | steps_of_eight(options, shape, threads, end)
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-import resource
 import sys
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
@@ -75,6 +75,12 @@ class Model:
         return took
 
 
+def largest_memory_gb() -> float:
+    """Return the largest resident memory of this process; that of getrusage includes the process that started it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / 1e9
+
+
 def main() -> None:
     llama_cpp.llama_log_set(_quiet, ctypes.c_void_p())
     llama_cpp.llama_backend_init()
@@ -89,7 +95,7 @@ def main() -> None:
             llama_cpp.llama_set_n_threads(model.context, order["threads"], order["threads"])
             if order["do"] == "first":
                 model.prefill(FIRST)
-                peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+                peak_gb = largest_memory_gb()
                 print(json.dumps({"cpu_s": process_time(), "peak_gb": peak_gb}), flush=True)
                 continue
             took = model.prefill(order["tokens"]) if order["do"] == "prefill" else model.decode(order["steps"])
