@@ -18,6 +18,15 @@ def test_values_and_gradients(shape: tuple[int, ...]) -> None:
     assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, 1e-3), (x_D, weight_D))
 
 
+def test_tracks_are_normed_alone() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x_TND = torch.randn((3, 2, 5, 4), dtype=torch.float64, generator=generator, requires_grad=True)
+    weight_TD = torch.randn((3, 4), dtype=torch.float64, generator=generator, requires_grad=True)
+    expected = [F.rms_norm(x, (4,), weight, 1e-3) for x, weight in zip(x_TND, weight_TD, strict=True)]
+    torch.testing.assert_close(rms_norm(x_TND, weight_TD, 1e-3), torch.stack(expected))
+    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, 1e-3), (x_TND, weight_TD))
+
+
 def test_a_row_of_zeros_stays_zero_and_has_a_finite_gradient() -> None:
     x_D = torch.zeros(2, 4, requires_grad=True)
     y_D = rms_norm(x_D, torch.ones(4), 1e-5)

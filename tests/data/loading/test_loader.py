@@ -270,6 +270,8 @@ def test_config_round_trips_and_refuses_impossible_values(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="at least one source"):
         LoaderConfig(sources=(), rows_per_step=1, row_tokens=8)
     source = SourceConfig(name="a", path="x", weight=0.5)
+    with pytest.raises(ConfigError, match="rows_per_step must be at least 1, got 0"):
+        LoaderConfig(sources=(SourceConfig(name="a", path="x"),), rows_per_step=0, row_tokens=8)
     with pytest.raises(ConfigError, match="must be unique"):
         LoaderConfig(sources=(source, source), rows_per_step=1, row_tokens=8)
 

@@ -120,6 +120,14 @@ def test_open_places_accept_any_json_with_bounded_numbers() -> None:
         assert not allows(schema, '{"a":[1,{"b":[1e999]}]}')
 
 
+def test_open_places_beside_an_intersection_have_three_levels() -> None:
+    schema = {"allOf": [{"type": "object", "properties": {"a": True}}, {"required": ["a"]}]}
+    assert allows(schema, '{"a":[[[1,"x",null]]]}')
+    assert allows(schema, '{"a":{"b":{"c":{"d":true}}}}')
+    assert not allows(schema, '{"a":[[[1e999]]]}')
+    assert not allows(schema, '{"a":[[[[1]]]]}')
+
+
 def test_properties_have_the_order_of_generation() -> None:
     schema = {
         "type": "object",

@@ -76,23 +76,25 @@ def test_pairs_are_learned(config: ContrastiveConfig) -> None:
     assert losses.parts["accuracy"] == 6
 
 
-def test_the_first_image_and_the_text_after_it_are_a_pair() -> None:
+@pytest.mark.parametrize("num_after", [0, 2])
+def test_the_first_image_and_the_text_after_it_are_a_pair(num_after: int) -> None:
+    """The document ends with its second image, or with tokens after it."""
     batch = batch_of([0, 1])
     first, second = batch.embedding_spans
     one_document = Batch(
         tokens_BS=batch.tokens_BS,
         targets_BS=batch.targets_BS,
         loss_mask_BS=batch.loss_mask_BS,
-        documents=(Span(0, 0, second.stop + 2),),
+        documents=(Span(0, 0, second.stop + num_after),),
         embedding_spans=(first, EmbeddingSpan(*second)),
         images=batch.images,
     )
     model = clip_config().build()
-    losses = ContrastiveConfig().build()(model, one_document)
+    losses = SigmoidContrastiveConfig().build()(model, one_document)  # softmax over one pair is 0
     assert losses.count == 1
     images_IE = model.encode_images(torch.from_numpy(batch.images[first.image]))
     texts_IE = model.encode_texts([torch.from_numpy(batch.tokens_BS[0, first.stop : second.start])])
-    expected = contrastive_loss(images_IE, texts_IE, images_IE, texts_IE, model.scale, model.bias, 0)
+    expected = sigmoid_loss(images_IE, texts_IE, model.scale, model.bias, 0)
     torch.testing.assert_close(losses.total, expected)
 
 

@@ -17,7 +17,7 @@ from openafm.core.config import ConfigError
 from openafm.data.loading.batch import Batch
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.shards.writer import write_shards
-from openafm.models.accounting import num_parameters
+from openafm.models.accounting import num_parameters, training_flops
 from openafm.models.reward import RewardModel, with_reward_head
 from openafm.models.reward_config import RewardModelConfig
 from openafm.training.budgets import StepBudget
@@ -80,6 +80,8 @@ def test_the_loss_is_that_of_each_line_by_itself(tmp_path: Path) -> None:
     losses = config.build()(decoder, batch)
     expected = plain_loss(decoder, config)
     assert losses.count == len(LINES)
+    lengths = [len(prompt) + len(answer) for prompt, answers, _ in LINES for answer in answers]
+    assert losses.flops == training_flops(CONFIG, lengths, len(LINES) + len(lengths))
     assert losses.total.item() == pytest.approx(expected.item(), rel=1e-5)
     gradient, expected_gradient = (torch.autograd.grad(loss, decoder.embedding)[0] for loss in (losses.total, expected))
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-3, atol=1e-5)
@@ -98,6 +100,27 @@ def test_cohesion_heads_learn_without_changing_the_rewards(tmp_path: Path) -> No
     (head_gradient, embedding_gradient) = torch.autograd.grad(with_cohesion - without, (head, embedding), allow_unused=True)
     assert head_gradient.abs().sum() > 0
     assert embedding_gradient.abs().max() < 1e-5
+
+
+def test_cohesion_labels_come_from_the_predicted_grades(tmp_path: Path) -> None:
+    """Labels: whether the expected grades agree with the pair, and whether the given grade is the likeliest."""
+    decoder, weight = model(), 0.6
+    batch = write_lines(tmp_path / "p", LINES).build().batch(0)
+    without, with_cohesion = (
+        PreferenceConfig(cohesion_weight=each).build()(decoder, batch).total.item() for each in (0, weight)
+    )
+    expected = 0.0
+    for prompt, answers, labels in LINES:
+        ranking, helpfulness = decoder.cohesion_logits(decoder.hidden(torch.tensor([prompt]))[:, -1])[0].sigmoid().tolist()
+        rewards = torch.stack([reward(decoder, prompt + answer) for answer in answers])
+        probabilities = decoder.grade_log_probs(rewards).exp().detach()
+        if len(answers) == 2:
+            first, second = (float(sum(g * p for g, p in enumerate(row, start=1))) for row in probabilities)
+            expected -= np.log(ranking if first > second else 1 - ranking)
+        for row, grade in zip(probabilities, labels[1:], strict=True):
+            if grade:
+                expected -= np.log(helpfulness if int(row.argmax()) + 1 == grade else 1 - helpfulness)
+    assert with_cohesion - without == pytest.approx(weight * expected, rel=1e-4)
 
 
 def test_thresholds_ascend_and_grades_have_probabilities() -> None:
