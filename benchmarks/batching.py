@@ -1,4 +1,4 @@
-"""Many sessions on one native engine: tokens a second of 1, 2, 4, 8 and 16 threads that generate at once, and fairness.
+"""Many sessions on one native engine: tokens per second of 1, 2, 4, 8 and 16 threads that generate at once, and fairness.
 
 Each session is a thread that calls `generate` with its own prompt; the scheduler combines their requests
 (runtime/batching/scheduler.py). Time is measured from the last session's first token to the last token of all. The upper
@@ -54,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Tokens a second of concurrent sessions, after the first token of each; and the answers by session number."""
+    """Tokens per second of concurrent sessions, after the first token of each; and the answers by session number."""
 
     tokens_per_second: float
     rows_a_step: float
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def throughput(engine: NativeEngine, setting: Setting) -> dict[str, float]:
-    """Tokens a second by the number of sessions, each as a ratio to one, and those of one call with that many rows."""
+    """Tokens per second by the number of sessions, each as a ratio to one, and those of one call with that many rows."""
     ours: dict[int, list[float]] = {count: [] for count in NUM_SESSIONS}
     limit: dict[int, list[float]] = {count: [] for count in NUM_SESSIONS}
     rows: dict[int, list[float]] = {count: [] for count in NUM_SESSIONS}
@@ -144,7 +144,7 @@ def sessions(engine: NativeEngine, setting: Setting, numbers: list[int]) -> Foun
 
 
 def one_call(engine: NativeEngine, setting: Setting, count: int) -> float:
-    """Tokens a second of one thread that steps `count` sequences in one call."""
+    """Tokens per second of one thread that steps `count` sequences in one call."""
     sequences = [engine.new_sequence() for _ in range(count)]
     for number, sequence in enumerate(sequences):
         engine.step([(sequence, prompt(engine, number, PROMPT_TOKENS))])

@@ -5,7 +5,7 @@ answers under a JSON Schema. The server is a process of its own with the shipped
 
 - `tokens_per_second_N`, `ttft_p99_ms_N`, `itl_p99_ms_N`: text at N users.
 - `typed_tokens_per_second_8`, `typed_cpu_ms_8`: typed answers at 8 users; the server's processor time for each token.
-- `ratio_8`: typed tokens a second at 8 users over those of llama.cpp's server, for random weights of one shape and width
+- `ratio_8`: typed tokens per second at 8 users over those of llama.cpp's server, for random weights of one shape and width
   (serving_parts/peer_model.py) under the same schema; `p99_itl_ratio`: its 99th percentile of the time between tokens
   over the peer's. Required: at least 1.5, at most 1. `cpu_ratio_8` compares tokens for each second of the server's processor
   time, which other programs on the machine change least. `ratio_1` compares one user. All are medians over rounds that

@@ -4,7 +4,7 @@
   restoring a snapshot whose pages repeat: keys of many tokens are equal, which changes neither the reads nor the
   computation. `long_context_bound_N` is the ratio of the bytes that the two read: weights, and the keys and values of every
   layer.
-- `batch_8_ratio`: tokens a second of eight sequences in one step over those of one, two threads. `batch_8_limit` is the
+- `batch_8_ratio`: tokens per second of eight sequences in one step over those of one, two threads. `batch_8_limit` is the
   upper bound: a step takes at least the time of eight tokens' products at peak rate, and of reading the weights.
 - `overhead_share`: the share of a token's time in `generate` that is not spent in the C library: Python, ctypes and
   sampling, greedy or (`_random`) with top-k and top-p. `overhead_ms_nano` is the same in milliseconds on the shipped nano

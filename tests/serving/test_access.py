@@ -166,7 +166,7 @@ def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
     tokens, _ = keys.create_key("few tokens", tokens_per_minute=3)
     client = openai.OpenAI(base_url=f"{locked}/v1", api_key=tokens, max_retries=0)
     client.chat.completions.create(model="nano", **CHAT)  # type: ignore[call-overload]
-    with pytest.raises(openai.RateLimitError, match="tokens a minute"):
+    with pytest.raises(openai.RateLimitError, match="tokens per minute"):
         client.chat.completions.create(model="nano", **CHAT)  # type: ignore[call-overload]
 
 

@@ -239,7 +239,7 @@ def _concrete_class(cls: type[ConfigT], values: Mapping[str, Any], path: str) ->
 
 
 def _kinds(cls: type[ConfigT]) -> dict[str, type[ConfigT]]:
-    """Return the loaded concrete classes below `cls`, itself included, by their names of today and before."""
+    """Return the loaded concrete classes below `cls`, itself included, by their current and former names."""
     classes = [each for each in _subclasses(cls) if not inspect.isabstract(each)]
     former = {name: each for each in classes for name in each.__dict__.get("FORMER_NAMES", ())}
     return former | {each.__name__: each for each in classes}

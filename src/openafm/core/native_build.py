@@ -35,7 +35,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra")
 MOST_KEPT = 8  # libraries of a name in the cache, one for each version of the sources and compiler
 _MESSAGE_DELAY_S, _POLL_S = 1.0, 0.05
-_BUILD_BYTES = 64 << 20  # free space that a build needs, amply
+_BUILD_BYTES = 64 << 20  # free space for a build, with a margin
 
 
 class NativeBuildError(OpenAFMError):

@@ -50,7 +50,7 @@ class Machine:
         problem: why the runtime is not built.
         cache: folder of compiled libraries and repacked weights.
         cached_library_bytes, cached_weights_bytes: their sizes.
-        stream_gb_s: memory bandwidth of reads with all threads, in 10^9 bytes a second.
+        stream_gb_s: memory bandwidth of reads with all threads, in 10^9 bytes per second.
         stream_gb_s_1_thread: the same with one thread.
     """
 
@@ -145,7 +145,7 @@ def examine_machine() -> Machine:
 
 
 def stream_bandwidth(num_threads: int) -> float:
-    """Return the best measured rate at which `num_threads` threads read memory together, in bytes a second."""
+    """Return the best measured rate at which `num_threads` threads read memory together, in bytes per second."""
     library = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
     search = library.memchr  # of an absent byte: reads everything at full speed
     search.restype, search.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)

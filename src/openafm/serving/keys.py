@@ -88,7 +88,7 @@ class Client:
         """
         for bucket, unit in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (seconds := bucket.wait_seconds()):
-                message = f"this key may use {bucket.per_minute:g} {unit} a minute; retry later"
+                message = f"this key may use {bucket.per_minute:g} {unit} per minute; retry later"
                 raise ApiError(429, message, code="rate_limit_exceeded", retry_after=seconds)
         if self.requests is not None:
             self.requests.take(1)

@@ -303,7 +303,7 @@ def test_the_corpus_is_made_fast_enough() -> None:
     list(generate(SyntheticConfig(), 200))
     start = time.process_time()
     list(generate(SyntheticConfig(), 500))
-    assert time.process_time() - start < 5  # 2 M tokens a minute take 1.5 s
+    assert time.process_time() - start < 5  # 2 M tokens per minute take 1.5 s
 
 
 def test_a_choice_among_languages_has_two_or_more_with_different_names() -> None:

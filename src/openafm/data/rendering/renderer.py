@@ -1,8 +1,7 @@
-"""Render pages in browsers that a page cannot take down for others.
+"""Render pages in separate browsers, so that a page that hangs or crashes fails alone.
 
-Each slot has a driver and a browser of its own, so a page that hangs or crashes costs that page only. A page is read when it
-is settled: load is over, no request or short timer is pending, and no node was added for `quiet_ms`. Waiting for an idle
-network instead takes at least 500 ms for each page.
+Each slot has a driver and a browser of its own. A page is read when it is settled: load is over, no request or short timer
+is pending, and no node was added for `quiet_ms`. Waiting for an idle network instead takes at least 500 ms for each page.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Trace:
         return sorted(found, key=lambda span: span.start)
 
     def totals(self) -> dict[str, Any]:
-        """Return the headline figures: counts, time to first token, tokens a second, latency."""
+        """Return the headline figures: counts, time to first token, tokens per second, latency."""
         requests, inferences = self.spans(SpanKind.REQUEST), self.spans(SpanKind.INFERENCE)
         decode_s = sum(span.seconds for span in self.spans(SpanKind.DECODE))
         decoded = sum(span.attributes.get("tokens", 0) for span in self.spans(SpanKind.DECODE))

@@ -12,7 +12,7 @@ from openafm.tokenizer.conversation import JsonSchema
 _MAPS = ("properties", "$defs", "definitions", "patternProperties")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not")
-_MAX_ROUNDS = 64  # bounds the work for definitions in an unlucky order
+_MAX_ROUNDS = 64  # bounds the work if definitions have an unfavorable order
 
 
 def check_finite(schema: JsonSchema) -> None:

@@ -46,7 +46,7 @@ class Goodput:
 
     @property
     def wall(self) -> float:
-        """Return the productive and lost seconds."""
+        """Return the sum of the productive and lost seconds."""
         return self.productive + sum(self.lost.values())
 
     @property
