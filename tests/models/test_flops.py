@@ -40,6 +40,13 @@ def test_a_query_pairs_with_the_keys_it_sees(window: int | None) -> None:
     assert of(2, 5, 7) - of(*[1] * 14) == 3 * PAIR * (seen - 14)
 
 
+def test_a_shared_beginning_is_counted_once() -> None:
+    config = decoder_config(layer())
+    pairs = sum(range(8, 11)) + sum(range(1, 13)) - sum(range(1, 16))
+    branched = training_flops(config, [10, 12], 15, repeated=[7])
+    assert branched - training_flops(config, [15], 15) == 3 * PAIR * pairs
+
+
 def test_a_token_takes_two_operations_a_weight_and_its_pairs() -> None:
     weights = num_parameters(CONFIG)
     norms = 4 * (2 * 32 + 8) + 2 * 8 + 32

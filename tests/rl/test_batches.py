@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 from test_buffer import trajectory
 
-from openafm.rl.batches import RowLengthError, StepBatch, repetition, step_batch
+from openafm.models.attention.spans import Span
+from openafm.rl.batches import StepBatch, repetition, step_batch
+from openafm.rl.packing import RowLengthError
 from openafm.rl.trajectories import Group, Trajectory
 from openafm.training.objectives.policy_config import RLOOConfig
 
@@ -21,20 +24,37 @@ def batch(of: list[Group], *, kl_weight: float = 0.0, step: int = 0, lag: int = 
     return step_batch(of, objective, group_size=size, step=step, lag=lag, row_tokens=row_tokens)
 
 
-def test_samples_are_packed_with_their_advantages() -> None:
-    found = batch(groups([trajectory(reward=1.0), trajectory(reward=0.0, length=5)]), row_tokens=12).batch
-    assert found.tokens_BS.tolist() == [[5, 6, 10, 11, 12, 13, 14, 5, 6, 10, 11, 12]]
-    assert found.targets_BS[0, 1:6].tolist() == [10, 11, 12, 13, 14]
-    assert np.flatnonzero(found.loss_mask_BS[0]).tolist() == [1, 2, 3, 4, 5, 8, 9, 10]
-    assert found.token_fields["advantages"][0].tolist() == [-1.0] * 7 + [1.0] * 5
+def test_samples_of_a_prompt_are_branches_with_their_advantages() -> None:
+    found = batch(groups([trajectory(reward=1.0), trajectory(reward=0.0, length=5)])).batch
+    assert found.tokens_BS.tolist() == [[5, 6, 10, 11, 6, 10, 11, 12, 13]]
+    assert found.targets_BS[0, 1:].tolist() == [10, 11, 12, 10, 11, 12, 13, 14]
+    assert found.loss_mask_BS[0].tolist() == [False] + [True] * 8
+    assert found.token_fields["advantages"][0, 1:].tolist() == [1.0] * 3 + [-1.0] * 5
     assert found.token_fields["behavior_log_probs"][0, [1, 8]].tolist() == [-0.5, -0.5]
-    assert len(found.documents) == 2
+    assert found.documents == (Span(0, 0, 9),)
+    assert found.branches == (Span(0, 1, 4), Span(0, 4, 9))
+    assert found.num_real_tokens == 9
+
+
+def test_samples_that_do_not_fit_one_row_repeat_their_prompt() -> None:
+    found = batch(groups([trajectory(length=length) for length in (9, 4, 2)]), row_tokens=14).batch
+    assert found.documents == (Span(0, 0, 14), Span(1, 0, 3))
+    assert found.branches == (Span(0, 1, 10), Span(0, 10, 14), Span(1, 1, 3))
+    assert found.tokens_BS[1].tolist() == [5, 6, 10] + [0] * 11
+    assert found.rows(1, 2).branches == (Span(0, 1, 3),)
+
+
+def test_rows_are_as_wide_as_wastes_the_fewest_positions() -> None:
+    prompts = [[replace(trajectory(length=5), prompt_tokens=(number, 6))] for number in range(4)]  # 6 positions each
+    found = batch(groups(*prompts), row_tokens=20).batch
+    assert found.tokens_BS.shape == (2, 12)
+    assert found.num_real_tokens == 24
 
 
 def test_the_divergence_is_part_of_the_reward() -> None:
     found = batch(groups([trajectory(length=3), trajectory(length=5)]), kl_weight=0.1).batch
     spread = 0.1 * (5 - 3) * 0.25  # nats of the longer sample beyond those of the shorter one
-    assert sorted(set(found.token_fields["advantages"].ravel().round(6))) == pytest.approx([-spread, spread])
+    assert sorted(set(found.token_fields["advantages"][found.loss_mask_BS].round(6))) == pytest.approx([-spread, spread])
 
 
 def test_rounding_of_the_divergence_gives_no_gradient() -> None:

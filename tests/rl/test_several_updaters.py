@@ -11,9 +11,9 @@ import torch
 from forked_processes import together
 from tiny_policies import tiny_policy_run
 
-from openafm.rl.batches import RowLengthError
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import RLConfig
+from openafm.rl.packing import RowLengthError
 from openafm.rl.run import train_policy
 from openafm.rl.updater import ReplaySource
 from openafm.training.config import AdamWConfig

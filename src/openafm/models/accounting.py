@@ -61,18 +61,21 @@ def flops_per_token(config: DecoderConfig, num_keys: float) -> float:
     return config.num_tracks * layers + _head_flops(config)
 
 
-def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: int) -> int:
+def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: int, repeated: Iterable[int] = ()) -> int:
     """Return the operations of forward and backward pass over packed documents of these lengths.
+
+    `repeated` are lengths of beginnings that several documents share: those that are not computed again.
 
     Beyond the last layer that stores keys and values only the `num_targets` positions that carry loss are computed. The
     number of keys that they see is approximated by the mean over all positions.
     """
-    lengths = list(lengths)
-    num_tokens = sum(lengths)
+    lengths, repeated = list(lengths), list(repeated)
+    num_tokens = sum(lengths) - sum(repeated)
     layers, boundary = 0.0, config.num_prefill_layers - 1
     for index, layer in enumerate(config.layers):
         share = 1.0 if index < boundary else num_targets / max(num_tokens, 1)
-        num_pairs = sum(layer.attention.mask.num_pairs(length) for length in lengths)
+        pairs, repeated_pairs = (sum(map(layer.attention.mask.num_pairs, each)) for each in (lengths, repeated))
+        num_pairs = pairs - repeated_pairs
         layers += num_tokens * layer.attention.store_flops(config.dim)
         layers += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * layer.attention.pair_flops)
     return round(3 * (config.num_tracks * layers + num_targets * _head_flops(config)))

@@ -1,35 +1,25 @@
 """From the groups of a step to the batch of the policy updater, with the figures of the step.
 
-Shape suffixes: B rows, S tokens of a row, K samples of a group, N tokens of a sample after its prompt, V vocabulary.
+Shape suffixes: K samples of a group, N tokens of a sample after its prompt.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from openafm.core.errors import OpenAFMError
 from openafm.data.loading.batch import Batch
-from openafm.models.attention.spans import EmbeddingSpan, ImageKey, Span
+from openafm.rl.packing import ImageViews, packed
 from openafm.rl.trajectories import Group, Trajectory
 from openafm.training.objectives.policy_config import PolicyObjectiveConfig
 
 _ROUNDING = 1e-5
 """Smaller advantages are rounding of the divergence from the reference; Adam would scale them to whole updates."""
-
-
-class RowLengthError(OpenAFMError):
-    """A sample with its prompt is longer than a row of the trainer."""
-
-
-ImageViews: TypeAlias = Callable[[ImageKey], npt.NDArray[np.uint8]]
-"""Returns the views [V, side, side, 3] of an image in one resolution mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +105,7 @@ def step_batch(
         num_equal += max(plain) == min(plain)
     figures = _figures([each for each, _ in trained], step, num_stale, errors)
     return StepBatch(
-        batch=_packed(trained[rank::world], None if is_rounded else step, row_tokens, views),
+        batch=packed(trained[rank::world], None if is_rounded else step, row_tokens, views),
         figures=StepFigures(
             **figures,
             equal_groups=num_equal / max(len(spreads), 1),
@@ -158,83 +148,3 @@ def repetition(tokens: Sequence[int]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
-
-
-def _packed(
-    samples: Sequence[tuple[Trajectory, float]], present: int | None, row_tokens: int, views: ImageViews | None
-) -> Batch:
-    """Pack samples into rows: each in the first row with room for it, the longest first.
-
-    `present` is the version of the weights whose tokens are on-policy; None if no token is.
-    """
-    rows: list[list[tuple[Trajectory, float]]] = []
-    lengths: list[int] = []
-    for sample in sorted(samples, key=lambda pair: -_length(pair[0])):
-        length = _length(sample[0])
-        if length > row_tokens:
-            raise RowLengthError(
-                f"a sample of {length} tokens with its prompt does not fit rows of {row_tokens}; raise"
-                " trainer.data.row_tokens, lower max_tokens or shorten the prompts"
-            )
-        row = next((row for row, used in enumerate(lengths) if used + length <= row_tokens), len(rows))
-        if row == len(rows):
-            rows.append([])
-            lengths.append(0)
-        rows[row].append(sample)
-        lengths[row] += length
-    return _batch(rows, max(lengths, default=1), present, views)
-
-
-def one_row(trajectories: Sequence[Trajectory], views: ImageViews | None = None) -> Batch:
-    """Return a batch of one row with the samples in order and without advantages, to compute log-probabilities."""
-    return _batch([[(each, 0.0) for each in trajectories]], sum(map(_length, trajectories)), 0, views)
-
-
-def _length(trajectory: Trajectory) -> int:
-    return len(trajectory.prompt_tokens) + len(trajectory.tokens_N)
-
-
-def _batch(rows: list[list[tuple[Trajectory, float]]], width: int, present: int | None, views: ImageViews | None) -> Batch:
-    shape = (len(rows), width)
-    tokens_BS, targets_BS = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    loss_mask_BS, is_off_policy_BS = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    advantages_BS, behavior_BS = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    support_BSV = _empty_support(rows, shape)
-    documents, spans = [], list[EmbeddingSpan]()
-    for row, samples in enumerate(rows):
-        start = 0
-        for each, advantage in samples:
-            stop = start + _length(each)
-            answer = slice(start + len(each.prompt_tokens) - 1, stop - 1)  # the targets of these positions are the answer
-            tokens_BS[row, start:stop] = [*each.prompt_tokens, *each.tokens_N.tolist()]
-            targets_BS[row, start : stop - 1] = tokens_BS[row, start + 1 : stop]
-            loss_mask_BS[row, answer] = each.loss_mask_N
-            advantages_BS[row, start:stop] = advantage
-            behavior_BS[row, answer] = each.log_probs_N
-            is_off_policy_BS[row, answer] = True if present is None else each.versions_N < present
-            if support_BSV is not None and each.support_NV is not None:
-                support_BSV[row, answer] = each.support_NV
-            documents.append(Span(row, start, stop))
-            spans += [EmbeddingSpan(row, start + image.start, start + image.stop, image.digest) for image in each.images]
-            start = stop
-    fields: dict[str, npt.NDArray[Any]] = {
-        "advantages": advantages_BS,
-        "behavior_log_probs": behavior_BS,
-        "is_off_policy": is_off_policy_BS,
-    }
-    return Batch(
-        tokens_BS=tokens_BS,
-        targets_BS=targets_BS,
-        loss_mask_BS=loss_mask_BS,
-        documents=tuple(documents),
-        token_fields=fields if support_BSV is None else fields | {"support": support_BSV},
-        embedding_spans=tuple(spans),
-        images={} if views is None else {span.image: views(span.image) for span in spans},
-    )
-
-
-def _empty_support(rows: list[list[tuple[Trajectory, float]]], shape: tuple[int, int]) -> npt.NDArray[np.uint8] | None:
-    """Return a mask that allows all tokens; None if no sample has a grammar."""
-    masks = (each.support_NV for samples in rows for each, _ in samples if each.support_NV is not None)
-    first = next(masks, None)
-    return None if first is None else np.full((*shape, first.shape[1]), 0xFF, np.uint8)

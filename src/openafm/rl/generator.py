@@ -19,13 +19,13 @@ from openafm.core.config import from_dict
 from openafm.core.registry import load_plugins
 from openafm.core.regular_files import read_document
 from openafm.core.worker_process import unit
-from openafm.rl.batches import ImageViews, one_row
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
 from openafm.rl.engines import policy_engine, reference_policy, start_bundle
 from openafm.rl.events import EventLog
 from openafm.rl.images import PromptImages
+from openafm.rl.packing import ImageViews, one_row
 from openafm.rl.reference import reference_log_probs
 from openafm.rl.rewards.base import Reward
 from openafm.rl.trajectories import Group, Score, Trajectory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
@@ -114,6 +115,41 @@ def test_rloo_equals_the_reference(temperature: float) -> None:
     loss, gradient = loss_and_gradient(RLOOConfig(temperature=temperature), batch)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     torch.testing.assert_close(gradient, decoder.embedding.grad, atol=1e-6, rtol=1e-5)
+
+
+def branched(batch: Batch) -> Batch:
+    """Return the samples of a batch, which have equal prompts, as branches of one document."""
+    prompt, ends = [7] * (PROMPT - 1), [slice(span.start + PROMPT - 1, span.stop - 1) for span in batch.documents]
+    rows = [span.row for span in batch.documents]
+
+    def row(values_BS: np.ndarray) -> np.ndarray:
+        answers = [values_BS[number, end] for number, end in zip(rows, ends, strict=True)]
+        return np.concatenate([np.zeros_like(values_BS[0, : PROMPT - 1]), *answers])[None]
+
+    stops = np.cumsum([PROMPT - 1, *ANSWERS]).tolist()
+    tokens_BS = row(batch.tokens_BS)
+    tokens_BS[0, : PROMPT - 1] = prompt
+    return Batch(
+        tokens_BS=tokens_BS,
+        targets_BS=row(batch.targets_BS),
+        loss_mask_BS=row(batch.loss_mask_BS),
+        documents=(Span(0, 0, stops[-1]),),
+        token_fields={name: row(values) for name, values in batch.token_fields.items()},
+        branches=tuple(Span(0, start, stop) for start, stop in itertools.pairwise(stops)),
+    )
+
+
+@pytest.mark.parametrize("config", [RLOOConfig(), PPOClipConfig(), GRPOConfig()])
+def test_branches_of_one_prompt_have_the_loss_and_gradient_of_whole_samples(config: PolicyObjectiveConfig) -> None:
+    plain = sampled_batch(leave_one_out(REWARDS), log_ratio=0.1, is_off_policy=True)
+    tokens_BS = plain.tokens_BS.copy()
+    for span in plain.documents:
+        tokens_BS[span.row, span.start : span.start + PROMPT - 1] = 7
+    plain = replace(plain, tokens_BS=tokens_BS)
+    loss, gradient = loss_and_gradient(config, branched(plain))
+    expected, expected_gradient = loss_and_gradient(config, plain)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(gradient, expected_gradient, atol=1e-6, rtol=1e-4)
 
 
 def test_chunks_and_microbatches_add_up_to_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,8 @@ class Batch:
         targets_BS: the next token of the same document, also where a document is split over rows.
         loss_mask_BS: True where the target counts in the loss; False at document ends and in padding.
         documents: disjoint spans in row-major order, without the padding.
+        branches: the ends of documents that continue one beginning and do not see each other, such as the answers to one
+            prompt; in order, the last positions of each document. Empty if no document has any.
         origins: where each document is stored, in the order of `documents`; empty for computed batches.
         token_fields: further values per token by name, [B, S] each, such as advantages or behavior log-probabilities.
         embedding_spans: positions whose token embeddings are replaced, such as those of an image.
@@ -69,6 +71,7 @@ class Batch:
     embedding_spans: tuple[EmbeddingSpan, ...] = ()
     images: Mapping[ImageKey, npt.NDArray[np.uint8]] = field(default_factory=dict)
     row_part: RowPart | None = None
+    branches: tuple[Span, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -102,10 +105,11 @@ class Batch:
             token_fields={name: values_BS[rows] for name, values_BS in self.token_fields.items()},
             embedding_spans=spans,
             images={span.image: self.images[span.image] for span in spans if span.image in self.images},
+            branches=tuple(span._replace(row=new_rows[span.row]) for span in self.branches if span.row in new_rows),
         )
 
     def part_of_rows(self, layout: RowLayoutConfig, index: int, count: int) -> Batch:
-        """Return part number `index` of `count` parts of the positions of each row, for rows without images.
+        """Return part number `index` of `count` parts of the positions of each row, for rows without images and branches.
 
         A part without targets has one in its mask if the batch has any, and is marked as silent.
         """

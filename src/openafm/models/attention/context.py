@@ -119,7 +119,7 @@ class BatchContext(AttentionContext):
         last position of each document, in training the positions that carry loss.
         """
         queries = Queries(indices_N, self._segments, self.positions_BS.device)
-        return _NarrowedContext(self._stored, self._attention, self.positions_BS, queries)
+        return NarrowedContext(self._stored, self._attention, self.positions_BS.flatten()[queries.indices_Q][None], queries)
 
     def last(self) -> LastPositions:
         row_length = self.positions_BS.shape[1]
@@ -170,17 +170,17 @@ class PackedDocuments(BatchContext):
         return self._attention.attend(q_NHC, k_NKC, v_NKC, mask).view_as(q_BSHC)
 
 
-class _NarrowedContext(AttentionContext):
+class NarrowedContext(AttentionContext):
     """Some positions of a batch as the only queries [1, N, H, C], over keys and values that earlier layers have stored."""
 
     def __init__(
         self,
         stored: dict[int, tuple[Tensor, Tensor]],
         attention: DocumentAttention,
-        positions_BS: Tensor,
+        positions_1N: Tensor,
         queries: Queries,
     ) -> None:
-        super().__init__(positions_BS.flatten()[queries.indices_Q][None])
+        super().__init__(positions_1N)
         self._stored, self._attention, self._queries = stored, attention, queries
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:

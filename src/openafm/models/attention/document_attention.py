@@ -70,6 +70,15 @@ class Queries:
         starts = [stop - segment.length for stop, segment in zip(stops.tolist(), self._segments, strict=True)]
         return [indices - start for indices, start in zip(of_segments, starts, strict=True)]
 
+    @cached_property
+    def same_shape(self) -> list[list[int]]:
+        """The documents with queries, by their number: those of equal length with queries at equal places together."""
+        found: dict[tuple[int, bytes], list[int]] = {}
+        for number, (segment, places) in enumerate(zip(self._segments, self.places, strict=True)):
+            if segment.is_document and len(places):
+                found.setdefault((segment.length, places.numpy().tobytes()), []).append(number)
+        return list(found.values())
+
 
 class DocumentAttention(ABC):
     """Attention of positions to those of their own document, under a mask. Padding gets an output of zeros."""
@@ -83,9 +92,14 @@ class DocumentAttention(ABC):
         """Return the attention of some positions, o_QHC."""
 
 
-def document_attention(segments: Sequence[Segment], spans_N: Tensor | None, device: torch.device) -> DocumentAttention:
-    """Return the backend for a device. `spans_N`, on the host, holds the number of the span of each position or 0."""
-    each = AttentionPerDocument(segments, spans_N)
+def document_attention(
+    segments: Sequence[Segment], spans_N: Tensor | None, device: torch.device, *, joins_equal: bool = False
+) -> DocumentAttention:
+    """Return the backend for a device. `spans_N`, on the host, holds the number of the span of each position or 0.
+
+    `joins_equal` computes documents of equal shape together where a call for each is made otherwise.
+    """
+    each = (AttentionPerShape if joins_equal else AttentionPerDocument)(segments, spans_N)
     if device.type not in FLASH_DEVICES:
         return each
     return FlashAttention(segments, each, device, has_spans=spans_N is not None)
@@ -112,9 +126,35 @@ class AttentionPerDocument(DocumentAttention):
         k_s, v_s = (x.split(self._lengths) for x in (k_NKC, v_NKC))
         outputs = [
             masked_attention_at(places, q[None], k[None], v[None], mask, spans)[0]
-            for places, q, k, v, spans in zip(queries.places, q_s, k_s, v_s, self._spans, strict=True)
+            if segment.is_document
+            else torch.zeros_like(q)
+            for segment, places, q, k, v, spans in zip(
+                self._segments, queries.places, q_s, k_s, v_s, self._spans, strict=True
+            )
             if len(places)
         ]
+        return torch.cat(outputs)
+
+
+class AttentionPerShape(AttentionPerDocument):
+    """One call for all documents of equal length whose queries are at equal places, such as answers cut at the token limit.
+
+    Small models save the time of calls. Operands are copied, so that large ones save nothing.
+    """
+
+    def attend_at(self, queries: Queries, q_QHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, mask: Mask) -> Tensor:
+        if any(spans is not None for spans in self._spans):
+            return super().attend_at(queries, q_QHC, k_NKC, v_NKC, mask)
+        q_s = q_QHC.split([len(places) for places in queries.places])
+        k_s, v_s = (x.split(self._lengths) for x in (k_NKC, v_NKC))
+        outputs = [
+            torch.zeros_like(q) if not segment.is_document else q for segment, q in zip(self._segments, q_s, strict=True)
+        ]
+        for same in queries.same_shape:
+            q, k, v = (torch.stack([x[index] for index in same]) for x in (q_s, k_s, v_s))
+            o = masked_attention_at(queries.places[same[0]], q, k, v, mask)
+            for index, o_QHC in zip(same, o.unbind(), strict=True):
+                outputs[index] = o_QHC
         return torch.cat(outputs)
 
 

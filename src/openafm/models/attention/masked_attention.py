@@ -80,6 +80,10 @@ def _causal_attention_at(places_Q: Tensor, q_BQHC: Tensor, k_BLKC: Tensor, v_BLK
     start = 0 if window is None else max(0, first - window + 1)
     k_BLKC, v_BLKC = k_BLKC[:, start : last + 1], v_BLKC[:, start : last + 1]
     if last - first + 1 == len(places_Q):
+        past = first - start
+        if past and window is not None and len(places_Q) > 2 * max(window, LOCAL_BLOCK):
+            # Local attention has a query for each key: those of the past are discarded.
+            return causal_attention(F.pad(q_BQHC, (0, 0, 0, 0, past, 0)), k_BLKC, v_BLKC, window)[:, past:]
         return causal_attention(q_BQHC, k_BLKC, v_BLKC, window)
     visible_QL = _visible(window, places_Q - start, k_BLKC.shape[1])
     return _attention(q_BQHC, k_BLKC, v_BLKC, visible_QL.to(q_BQHC.device))

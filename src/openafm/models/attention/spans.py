@@ -20,6 +20,17 @@ class Span(NamedTuple):
     stop: int
 
 
+def branches_of(documents: Sequence[Span], branches: Sequence[Span]) -> list[list[Span]]:
+    """Return the branches of each document. Documents and branches are in row-major order."""
+    found: list[list[Span]] = [[] for _ in documents]
+    number = 0
+    for branch in branches:
+        while branch[:2] >= (documents[number].row, documents[number].stop):
+            number += 1
+        found[number].append(branch)
+    return found
+
+
 class EmbeddingSpan(NamedTuple):
     """Positions start..stop-1 of a row whose token embeddings are replaced, such as by those of an image.
 

@@ -16,8 +16,10 @@ from torch.nn.utils import parametrize
 
 from openafm.data.loading.batch import Batch
 from openafm.models.accounting import training_flops
+from openafm.models.attention.branched_documents import BranchedDocuments
 from openafm.models.attention.context import BatchContext, PackedDocuments
 from openafm.models.attention.row_parts import RowPartContext
+from openafm.models.attention.spans import branches_of
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.feed_forward.experts import observed_routing
@@ -120,6 +122,8 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
 
 def _context(model: Decoder, batch: Batch, device: torch.device) -> BatchContext:
     num_rows, row_length = batch.tokens_BS.shape
+    if batch.branches:
+        return BranchedDocuments(batch.documents, batch.branches, num_rows, row_length, device, spans=batch.embedding_spans)
     part, exchange = batch.row_part, model.key_value_exchange
     if part is None or exchange is None:
         return PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
@@ -135,8 +139,12 @@ def _batch_flops(config: DecoderConfig, batch: Batch) -> int:
     part = batch.row_part
     documents = batch.documents if part is None else part.documents
     num_targets, count = (batch.num_targets, 1) if part is None else (int(part.targets_B.sum()), part.count)
-    lengths = [span.stop - span.start for span in documents]
-    return training_flops(config, lengths, num_targets) // count + image_flops(config, batch)
+    lengths, repeated = list[int](), list[int]()
+    for document, own in zip(documents, branches_of(documents, batch.branches), strict=True):
+        shared = own[0].start - document.start if own else 0
+        lengths += [shared + branch.stop - branch.start for branch in own or [document]]
+        repeated += [shared] * (len(own) - 1)
+    return training_flops(config, lengths, num_targets, repeated) // count + image_flops(config, batch)
 
 
 def image_flops(config: DecoderConfig, batch: Batch) -> int:

@@ -1,7 +1,8 @@
 """Policy-gradient objectives: RLOO, PPO-clip and GRPO.
 
-A document of the batch is one sample: a prompt and an answer. The loss mask covers the tokens that the policy chose.
-The token fields of a batch are aligned with the targets:
+A branch of the batch is one sample: the answer to the prompt that its document begins with. In a batch without branches a
+document is one sample: a prompt and an answer. The loss mask covers the tokens that the policy chose. The token fields of a
+batch are aligned with the targets:
 
     advantages          float32 [B, S], equal for all tokens of a sample
     behavior_log_probs  float32 [B, S], natural log of each target's probability when it was sampled
@@ -174,7 +175,8 @@ def policy_tokens(states: TargetStates, batch: Batch, config: PolicyObjectiveCon
     device = states.x_ND.device
     log_probs_N, entropy_N = target_log_probs(states, _support(batch, states), config.temperature, config.num_tokens)
     sample_BS = np.zeros(batch.tokens_BS.shape, np.int64)
-    for number, span in enumerate(batch.documents):
+    samples = batch.branches or batch.documents
+    for number, span in enumerate(samples):
         sample_BS[span.row, span.start : span.stop] = number
 
     def field(name: str, dtype: torch.dtype) -> Tensor:
@@ -190,7 +192,7 @@ def policy_tokens(states: TargetStates, batch: Batch, config: PolicyObjectiveCon
         behavior_log_probs_N=field("behavior_log_probs", torch.float32),
         is_off_policy_N=field("is_off_policy", torch.bool),
         sample_N=torch.from_numpy(sample_BS).flatten()[states.indices_N.cpu()].to(device),
-        num_samples=len(batch.documents),
+        num_samples=len(samples),
     )
 
 
@@ -231,7 +233,9 @@ def _chunk_log_probs(
         logits_CV = logits_CV.masked_fill(~_unpacked(support_CV, logits_CV.shape[1]), -torch.inf)
     log_probs_CV = logits_CV.log_softmax(-1)
     with torch.no_grad():
-        entropy_C = -torch.special.xlogy(log_probs_CV.exp(), log_probs_CV.exp()).sum(-1)
+        # Finite logarithms, because 0 * -inf is not a number. They cost less than the logarithms of the probabilities.
+        finite_CV = log_probs_CV.clamp(min=torch.finfo(log_probs_CV.dtype).min)
+        entropy_C = -(finite_CV.exp() * finite_CV).sum(-1)
     return log_probs_CV.gather(1, targets_C[:, None])[:, 0], entropy_C
 
 
