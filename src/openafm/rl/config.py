@@ -114,7 +114,8 @@ class RLConfig(Config):
         )
         self.require(
             self.prompts_per_step % self.groups_per_task == 0,
-            f"groups_per_task must divide the {self.prompts_per_step} prompts of a step, got {self.groups_per_task}",
+            f"groups_per_task must divide the {self.prompts_per_step} prompts of a step"
+            f" (rows_per_step {samples} / group_size {self.group_size}), got {self.groups_per_task}; set it to a divisor",
         )
 
     @property
