@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from openafm.data.filtering import LanguageConfig, LengthConfig, PrivacyConfig
 from openafm.data.pipeline.config import (
     DeduplicationStageConfig,
     ExtractionStageConfig,
-    FilterStageConfig,
     PipelineConfig,
 )
 from openafm.data.sites import SiteConfig
@@ -92,15 +92,12 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def pipeline() -> PipelineConfig:
-    """The recipe's extraction, with the filters that the peer has too."""
+    """The recipe's extraction and the filters that the peer has too, both in one stage as the peer has them."""
     extract = recipe().stages[0]
     assert isinstance(extract, ExtractionStageConfig)
+    filters = (LanguageConfig(), LengthConfig(), PrivacyConfig(mask=("email", "ip")))
     return PipelineConfig(
-        stages=(
-            extract,
-            FilterStageConfig(filters=(LanguageConfig(), LengthConfig(), PrivacyConfig(mask=("email", "ip")))),
-            DeduplicationStageConfig(deduplication=MinHashConfig()),
-        ),
+        stages=(replace(extract, filters=filters), DeduplicationStageConfig(deduplication=MinHashConfig())),
         executor=LocalConfig(num_workers=1),
     )
 
