@@ -14,7 +14,7 @@ from openafm.core.config import ConfigError
 from openafm.data.extraction import ExtractionConfig, extract, extractor
 from openafm.data.extraction.blocks import NUM_BITS, PageBlocks, split_blocks
 from openafm.data.extraction.dom import parse
-from openafm.data.extraction.extractor import choose_blocks
+from openafm.data.extraction.extractor import choose_blocks, with_opening
 from openafm.data.extraction.rules import read_rules, rule_for
 from openafm.data.sites import Site, SiteConfig
 from openafm.data.web.documents import Dropped, Page, WebDocument
@@ -166,6 +166,39 @@ def test_the_chosen_blocks_have_the_highest_expected_score(
     assert root is not None
     found = choose_blocks(split_blocks(root), np.array(scores, dtype=np.float32), recall_weight=2.0)
     assert found == (chosen, pytest.approx(confidence, abs=1e-5))
+
+
+OPENING = "What the article says in one sentence, which is longer than sixty characters."
+ELSEWHERE = "Other pages say other things, also in sentences of more than sixty characters."
+
+
+@pytest.mark.parametrize(
+    ("html", "is_taken"),
+    [
+        (f"<h1>Title</h1><header><p class='lead'>{OPENING}</p><p>By A. Writer, 2026</p></header>", True),
+        (f"<h1>Title</h1><h2>{OPENING}</h2><p>A date</p>", True),
+        (f"<p>{OPENING}</p><h1>Title</h1>", False),
+        (f"<p>{OPENING}</p>", False),
+        (f"<h1>Title</h1><p>{OPENING[:-1]}</p>", False),
+        ("<h1>Title</h1><p>A short sentence.</p>", False),
+        (f"<h1>Title</h1><p><a href='/x'>{OPENING}</a></p>", False),
+        (f"<h1>Title</h1><p class='caption'>{OPENING}</p>", False),
+        (f"<h1>Title</h1><ul><li>{OPENING}</li></ul>", False),
+        (f"<h1>Title</h1><p>{OPENING}</p>{'<p>Word</p>' * 12}", False),
+    ],
+)
+def test_the_opening_between_headline_and_text_belongs_to_the_text(html: str, is_taken: bool) -> None:
+    blocks = page_blocks(f"<body><p>{ELSEWHERE}</p>{html}<article>The text.</article><p>{ELSEWHERE}</p></body>")
+    texts = [block.text for block in blocks.blocks]
+    chosen = with_opening(blocks, [text == "The text." for text in texts])
+    expected = {"The text."} | ({OPENING} if is_taken else set())
+    assert {text for text, is_chosen in zip(texts, chosen, strict=True) if is_chosen} == expected
+
+
+def test_a_page_without_main_content_has_no_opening() -> None:
+    for html in ("<body></body>", f"<body><h1>Title</h1><p>{OPENING}</p></body>"):
+        blocks = page_blocks(html)
+        assert not any(with_opening(blocks, [False] * len(blocks.blocks)))
 
 
 def test_a_union_holds_the_text_of_both_extractors_once() -> None:

@@ -119,6 +119,11 @@ KINDS = (
 _STYLE_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 
 
+def group_bits(*groups: str) -> int:
+    """Return the bits of groups of `TOKEN_GROUPS`."""
+    return sum(1 << list(TOKEN_GROUPS).index(group) for group in groups)
+
+
 @dataclass(slots=True)
 class Span:
     """Inline markup of a block: characters `start` to `stop` of its raw text. `mark` is Markdown; `url` is for links."""

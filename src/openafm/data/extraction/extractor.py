@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from openafm.core.libraries import needed
 from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
-from openafm.data.extraction.blocks import PageBlocks, split_blocks
+from openafm.data.extraction.blocks import PageBlocks, group_bits, split_blocks
 from openafm.data.extraction.classifier import BlockClassifier, shipped_classifier
 from openafm.data.extraction.dom import check_payload, parse, to_utf8
 from openafm.data.extraction.markdown import MarkdownText, joined, media_in, write_markdown
@@ -30,6 +30,13 @@ DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_
 elements; the page has more blocks than the limit; or no main content of `min_chars` characters was found."""
 
 _MIN_SCORE = 0.15  # of a chosen block; no block of a page of menus reaches it
+_MIN_OPENING_CHARS, _MAX_OPENING_LINKS, _MAX_OPENING_BLOCKS = 60, 0.3, 12
+_NOT_OPENING_TAGS = frozenset(("figcaption", "li", "td", "th"))
+_NOT_OPENING_BITS = group_bits(
+    *("caption", "meta", "share", "consent", "comment", "navigation", "breadcrumb"),
+    *("advert", "newsletter", "related", "legal", "login"),
+)
+_SENTENCE_ENDS = tuple(".!?…。！？\"”“»)")
 _MIN_FALLBACK_TEXT = 100  # characters outside links
 _MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS, _MAX_FALLBACK_BLOCKS = 2 << 20, 4000, 4000
 
@@ -43,9 +50,9 @@ class ExtractionConfig(PageExtractorConfig):
     """Config of an extractor.
 
     The chosen blocks of a page are those with the highest expected F-score of their characters, in which recall weighs
-    `recall_weight` times precision (the square of beta). That score is the confidence of the page. Below
-    `fallback_below`, trafilatura replaces the classifier's text (without its own fallbacks, which double its
-    time). Below `model_below`, a model is asked if one is given to `build`. `union` adds the text that trafilatura
+    `recall_weight` times precision (the square of beta), and the opening before them. That score is the confidence of
+    the page. Below `fallback_below`, trafilatura replaces the classifier's text (without its own fallbacks, which double
+    its time). Below `model_below`, a model is asked if one is given to `build`. `union` adds the text that trafilatura
     finds and the classifier does not, for every page (arXiv 2602.19548: more tokens at equal quality). `metadata`
     of a document that a model extracted holds `extraction.agreement`: the share of characters on which the model
     and the classifier agree. `links` writes link targets in the Markdown. `rules` is a TOML file; without one,
@@ -53,10 +60,10 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
-    VERSION: ClassVar[int] = 8
+    VERSION: ClassVar[int] = 9
 
     recall_weight: float = 2.0
-    fallback_below: float = 0.7
+    fallback_below: float = 0.5
     model_below: float = 0.0
     union: bool = False
     links: bool = True
@@ -128,6 +135,7 @@ class Extractor(PageExtractor):
         """
         config, agreement = self._config, ""
         chosen, confidence = choose_blocks(blocks, scores, config.recall_weight)
+        chosen = with_opening(blocks, chosen)
         name = "classifier"
         if (rule := rule_for(page.url, self._rules)) is not None:
             chosen, confidence, name = apply_rule(rule, blocks, chosen), 1.0, "rule"
@@ -198,6 +206,26 @@ def choose_blocks(blocks: PageBlocks, scores: Matrix, recall_weight: float) -> t
     best = int(np.argmax(expected))
     chosen: list[bool] = (scores >= max(float(scores[order[best]]), _MIN_SCORE)).tolist()
     return chosen, float(expected[best])
+
+
+def with_opening(blocks: PageBlocks, chosen: list[bool]) -> list[bool]:
+    """Return the choice with the opening of the text: paragraphs between the headline and the first chosen block.
+
+    Sites have the opening apart from the text, beside the date, the author and the picture, so the classifier rejects it.
+    """
+    if True not in chosen:
+        return chosen
+    first = chosen.index(True)
+    tags, bits = blocks.containers.tags, blocks.containers.bits
+    places = blocks.container_of[: first + 1].tolist()
+    headline = next((index for index in range(first, -1, -1) if tags[places[index]] == "h1"), first)
+    result = list(chosen)
+    for index in range(max(headline + 1, first - _MAX_OPENING_BLOCKS), first):
+        place, num_chars = places[index], int(blocks.num_chars[index])
+        is_prose = num_chars >= _MIN_OPENING_CHARS and blocks.link_chars[index] < _MAX_OPENING_LINKS * num_chars
+        if is_prose and tags[place] not in _NOT_OPENING_TAGS and not bits[place] & _NOT_OPENING_BITS:
+            result[index] = blocks.blocks[index].text.endswith(_SENTENCE_ENDS)
+    return result
 
 
 def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:
