@@ -36,7 +36,7 @@ _NOT_OPENING_BITS = group_bits(
     *("caption", "meta", "share", "consent", "comment", "navigation", "breadcrumb"),
     *("advert", "newsletter", "related", "legal", "login"),
 )
-_SENTENCE_ENDS = tuple(".!?…。！？\"”“»)")
+_SENTENCE_ENDS = tuple('.!?…。！？"”“»)')
 _MIN_FALLBACK_TEXT = 100  # characters outside links
 _MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS, _MAX_FALLBACK_BLOCKS = 2 << 20, 4000, 4000
 
