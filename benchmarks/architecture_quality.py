@@ -61,8 +61,9 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.initialization import fresh_state
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 from openafm.training.trainer import Trainer
 

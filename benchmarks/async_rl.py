@@ -42,8 +42,9 @@ from openafm.rl.environments.texts import CopyEditConfig
 from openafm.rl.events import UPDATER, read_events
 from openafm.rl.run import train_policy
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.objectives.policy_config import RLOOConfig
+from openafm.training.optimizer_config import AdamWConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "async_rl.json"
 SYNC_DEVICES, ASYNC_DEVICES, SAMPLES, LAG, SIGMAS = 16, 10, 256, 4, (0.5, 0.8, 0.9, 1.0)

@@ -39,8 +39,9 @@ from openafm.models.config import DecoderConfig
 from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
+from openafm.training.optimizer_config import AdamWConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "context_parallel.json"
 RANKS, STEPS, SEED, MIB = 2, 3, 0, 1 << 20

@@ -52,7 +52,8 @@ from openafm.models.config import (
 from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, TrainerConfig
+from openafm.training.config import InductionStart, TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
 

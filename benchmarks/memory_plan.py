@@ -42,16 +42,8 @@ from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.data.shards.writer import write_shards
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
-from openafm.training.config import (
-    ActivationCheckpointingConfig,
-    AdamWConfig,
-    BFloat16Config,
-    EMAConfig,
-    Float32Config,
-    MuonConfig,
-    OptimizerConfig,
-    TrainerConfig,
-)
+from openafm.training.config import ActivationCheckpointingConfig, BFloat16Config, EMAConfig, Float32Config, TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.planning.chips import CHIPS, Precision
 from openafm.training.planning.device_memory import Memory
 from openafm.training.planning.plan import Workload

@@ -35,8 +35,9 @@ from openafm.core.config import dump
 from openafm.rl.config import RLConfig, replay_data
 from openafm.rl.environments.texts import CopyEditConfig
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.objectives.policy_config import RLOOConfig
+from openafm.training.optimizer_config import AdamWConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "rl_faults.json"
 GROUP_SIZE, SAMPLES = 4, 16

@@ -41,9 +41,10 @@ from openafm.rl.trajectories import Group, Score
 from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.conversation import Conversation, UserTurn
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.objectives.policy_config import RLOOConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.trainer import Trainer
 
 KL_WEIGHT, GROUP_SIZE, NUM_PROMPTS = 0.05, 4, 4

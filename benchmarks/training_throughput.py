@@ -48,8 +48,9 @@ from openafm.models.config import (
     RotaryConfig,
 )
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig
+from openafm.training.config import BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import Constant
 from openafm.training.trainer import Trainer
 

@@ -55,11 +55,12 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import CachedDistillationConfig, NextTokenConfig, ObjectiveConfig
 from openafm.training.objectives.teacher_logits import write_teacher_logits
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
 from openafm.training.trainer import Trainer

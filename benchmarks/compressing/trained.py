@@ -23,8 +23,9 @@ from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, EMAConfig, InductionStart, OptimizerConfig, TrainerConfig
+from openafm.training.config import EMAConfig, InductionStart, TrainerConfig
 from openafm.training.objectives.base import NextToken
+from openafm.training.optimizer_config import AdamWConfig, OptimizerConfig
 from openafm.training.schedules import WarmupCosine
 from openafm.training.state import PreparedModel, TrainingState
 from openafm.training.trainer import Trainer

@@ -25,8 +25,9 @@ from openafm.models.reward import RewardModel
 from openafm.models.reward_config import RewardModelConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.objectives.preference_config import PreferenceConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
 

@@ -51,8 +51,9 @@ from openafm.training.checkpoints.index import INDEX, IndexedTensor, TensorBlock
 from openafm.training.checkpoints.record import CONFIG as CONFIG_FILE
 from openafm.training.checkpoints.record import record_digest
 from openafm.training.checkpoints.writer import write_checkpoint
-from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.initialization import fresh_state
+from openafm.training.optimizer_config import AdamWConfig
 
 BASE = "0123456789abcdef" * 2 + "01234567"
 PRIVATE = "1" * 64

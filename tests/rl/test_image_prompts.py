@@ -26,7 +26,7 @@ from openafm.runtime.engines.base import InsertedEmbeddingsError
 from openafm.runtime.engines.image_cache import UnreadableImageError
 from openafm.tokenizer.conversation import ConversationError, ImagePart, UserTurn
 from openafm.tokenizer.template import ImageSpan
-from openafm.training.config import AdamWConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import load_trained
 
 

@@ -27,9 +27,9 @@ from openafm.rl.weights import WeightStoreError
 from openafm.tokenizer.conversation import ConversationError
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.record import AnotherRunError
-from openafm.training.config import AdamWConfig
 from openafm.training.objectives.policy_config import RLOOConfig
 from openafm.training.observers import StepResult
+from openafm.training.optimizer_config import AdamWConfig
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -16,10 +16,10 @@ from openafm.rl.config import RLConfig
 from openafm.rl.packing import RowLengthError
 from openafm.rl.run import train_policy
 from openafm.rl.updater import ReplaySource
-from openafm.training.config import AdamWConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, RemoteRankError
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import load_trained
 
 

@@ -17,8 +17,9 @@ from openafm.rl.prompt_sources import PromptFileConfig
 from openafm.rl.rewards.base import Reward, RewardConfig
 from openafm.rl.trajectories import Sample, Score
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.objectives.policy_config import RLOOConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupCosine
 
 

@@ -16,12 +16,13 @@ from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.config import DecoderConfig, TrackNormConfig
 from openafm.models.parallel.row_layout import BalancedLayout, ConsecutiveLayout, RowLayoutConfig
 from openafm.models.sizes import parallel_track_decoder
-from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
+from openafm.training.config import ActivationCheckpointingConfig, EMAConfig, EvaluationConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
 from openafm.training.evaluation import Evaluator
 from openafm.training.initialization import fresh_state
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.trainer import Trainer
 
 NUM_STEPS = 5

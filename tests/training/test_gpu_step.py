@@ -17,8 +17,8 @@ from openafm.data.loading.batch import Batch
 from openafm.models.attention.spans import Span
 from openafm.models.sizes import named_size
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER
-from openafm.training.config import AdamWConfig, OptimizerConfig
 from openafm.training.objectives.base import NextToken
+from openafm.training.optimizer_config import AdamWConfig, OptimizerConfig
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="torch is built without CUDA")
 

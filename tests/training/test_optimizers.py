@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from openafm.core.config import ConfigError
 from openafm.models.config import DecoderConfig, UntiedHeadConfig
 from openafm.training import optimizers
-from openafm.training.config import AdamWConfig, MuonConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 from openafm.training.optimizers import Muon
 
 

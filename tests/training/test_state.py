@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_runs import tiny_model
 
-from openafm.training.config import AdamWConfig, EMAConfig, MuonConfig, OptimizerConfig
+from openafm.training.config import EMAConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.state import PreparedModel, TrainingState
 
 OPTIMIZERS = (AdamWConfig(learning_rate=1e-2), MuonConfig(learning_rate=1e-2))

@@ -14,19 +14,11 @@ from openafm.data.loading.batch import Batch
 from openafm.data.loading.loader import Loader, LoaderConfig
 from openafm.models.attention.spans import EmbeddingSpan
 from openafm.models.decoder import Decoder
-from openafm.training.config import (
-    AdamWConfig,
-    BFloat16Config,
-    CompileConfig,
-    Float32Config,
-    MuonConfig,
-    OptimizerConfig,
-    PrecisionConfig,
-    TrainerConfig,
-)
+from openafm.training.config import BFloat16Config, CompileConfig, Float32Config, PrecisionConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import Losses, NextToken, ScheduledObjective
 from openafm.training.observers import Observer
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.schedules import Constant
 from openafm.training.trainer import NonFiniteError, Trainer
 

@@ -12,8 +12,9 @@ from openafm.core.config import ConfigError, UnknownKeyError, from_dict, overrid
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.training.budgets import StepBudget, TimeBudget, TokenBudget
-from openafm.training.config import BFloat16Config, CompileConfig, EMAConfig, EvaluationConfig, MuonConfig, TrainerConfig
+from openafm.training.config import BFloat16Config, CompileConfig, EMAConfig, EvaluationConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
+from openafm.training.optimizer_config import MuonConfig
 from openafm.training.resuming import first_difference, resume_difference, resume_notes
 from openafm.training.schedules import WarmupStableDecay
 
@@ -100,6 +101,11 @@ def test_listed_keys_and_locations_do_not_keep_a_run_from_resuming() -> None:
         "num_threads was None and is now 3: results differ by rounding from here on",
         "the run had 12 steps and now has 99: the schedule continues as in a run of that length, so results differ from "
         "such a run from the start",
+    ]
+    timed, longer = (replace(config, budget=TimeBudget(seconds=seconds)) for seconds in (60, 90))
+    assert resume_notes(timed, timed, num_steps=12) == []
+    assert resume_notes(timed, longer, num_steps=12) == [
+        "a time budget sets the number of steps when a run starts: it stays 12"
     ]
     assert resume_difference(config, replace(config, data=replace(moved, seed=1))) == "data.seed is 0, not 1"
     started = replace(config, from_bundle="here", from_identity="1")

@@ -24,18 +24,10 @@ from openafm.training.budgets import TimeBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.checkpoints.record import AnotherRunError, CheckpointError
-from openafm.training.config import (
-    AdamWConfig,
-    BFloat16Config,
-    CheckpointConfig,
-    EMAConfig,
-    EvaluationConfig,
-    InductionStart,
-    MuonConfig,
-    PlainStart,
-)
+from openafm.training.config import BFloat16Config, CheckpointConfig, EMAConfig, EvaluationConfig, InductionStart, PlainStart
 from openafm.training.initialization import fresh_state
 from openafm.training.observability.metrics import FILE, read_metrics
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 from openafm.training.run import VocabularyMismatchError, load_trained, train
 from openafm.training.schedules import Constant
 from openafm.training.trainer import NonFiniteError

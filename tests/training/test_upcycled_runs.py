@@ -17,9 +17,10 @@ from openafm.models.feed_forward.experts_config import TopKRouterConfig
 from openafm.models.initialization.upcycling_config import UpcyclingConfig, UpcyclingError, upcycled_config
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.config import MuonConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.initialization import BundleMismatchError, fresh_state
 from openafm.training.observability.metrics import read_metrics
+from openafm.training.optimizer_config import MuonConfig
 from openafm.training.run import load_trained, train
 
 UPCYCLING = UpcyclingConfig(num_experts=4)

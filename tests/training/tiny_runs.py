@@ -19,9 +19,10 @@ from openafm.models.config import DecoderConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.folder import checkpoint_paths
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.observers import StepResult
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import train
 
 VOCAB_SIZE = 97

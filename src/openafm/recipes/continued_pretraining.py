@@ -24,7 +24,8 @@ from openafm.recipes.sources.mixtures import (
     sources,
 )
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 EXAMPLES = {"micro": 24_000, "nano": 80_000}

@@ -25,7 +25,8 @@ from openafm.recipes.vision.mixtures import (
     vision_corpora,
 )
 from openafm.training.budgets import TokenBudget
-from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig, VisionStart
+from openafm.training.config import EvaluationConfig, TrainerConfig, VisionStart
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 
 NUM_TOKENS = {"micro": 60_000, "nano": 30_000_000}

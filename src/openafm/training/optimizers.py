@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from openafm.training.config import AdamWConfig, MuonConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 from openafm.training.precision import fast_dtype
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

@@ -11,11 +11,12 @@ from torch import Tensor
 from openafm.compression.qat import QuantizationAwareness
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoints.index import Index
-from openafm.training.config import EMAConfig, OptimizerConfig
+from openafm.training.config import EMAConfig
 from openafm.training.device import host_copies
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
+from openafm.training.optimizer_config import OptimizerConfig
 from openafm.training.snapshot import Tensors, TrainingSnapshot
 
 

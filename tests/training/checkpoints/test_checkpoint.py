@@ -18,8 +18,9 @@ from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths, newest_checkpoint, quarantine_newer, remove_incomplete
 from openafm.training.checkpoints.record import AnotherRunError, CheckpointError, DamagedCheckpointError, record_digest
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
-from openafm.training.config import AdamWConfig, CheckpointConfig, EMAConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.snapshot import TrainingSnapshot
 
 DIGEST = "data"

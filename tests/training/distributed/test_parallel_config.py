@@ -11,9 +11,10 @@ from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.parallel.row_layout import BalancedLayout
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CompileConfig, MuonConfig, TrainerConfig
+from openafm.training.config import CompileConfig, TrainerConfig
 from openafm.training.distributed.config import MeshError, ParallelConfig
 from openafm.training.objectives.preference_config import PreferenceConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 
 
 def test_the_world_is_the_product_of_the_axes() -> None:

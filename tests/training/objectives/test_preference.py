@@ -21,10 +21,11 @@ from openafm.models.accounting import num_parameters, training_flops
 from openafm.models.reward import RewardModel, with_reward_head
 from openafm.models.reward_config import RewardModelConfig
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.objectives.config import NextTokenConfig
 from openafm.training.objectives.preference import PreferenceBatchError, comparisons_of
 from openafm.training.objectives.preference_config import PreferenceConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import load_trained, train
 
 CONFIG = RewardModelConfig.of(tiny_model(), num_grades=5, has_cohesion=True)

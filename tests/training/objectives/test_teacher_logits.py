@@ -26,7 +26,7 @@ from openafm.models.initialization.upcycling_config import UpcyclingConfig
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import StepBudget, TimeBudget
-from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig
+from openafm.training.config import EvaluationConfig, TrainerConfig
 from openafm.training.distributed.parallel import dummy_batch
 from openafm.training.objectives import distillation, teacher_logits
 from openafm.training.objectives.cached_distillation import CachedDistillation
@@ -38,6 +38,7 @@ from openafm.training.objectives.teacher_logits import (
     write_teacher_logits,
 )
 from openafm.training.observability.metrics import read_metrics
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.run import train
 
 VOCAB_SIZE = 330

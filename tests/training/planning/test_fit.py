@@ -14,9 +14,10 @@ from openafm.core.config import override
 from openafm.data.loading.loader import LoaderConfig, SourceConfig
 from openafm.models.sizes import named_size
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, BFloat16Config, MuonConfig, TrainerConfig
+from openafm.training.config import BFloat16Config, TrainerConfig
 from openafm.training.device import DeviceConfig
 from openafm.training.distributed.config import ParallelConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 from openafm.training.planning.chips import GIB
 from openafm.training.planning.fit import DeviceMemoryError, check_memory, planned_run, smallest_change
 from openafm.training.run import train

@@ -24,9 +24,9 @@ from openafm.models.config import (
 )
 from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import SIZES, named_size
-from openafm.training.config import AdamWConfig, MuonConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.objectives.base import NextToken
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 from openafm.training.planning.device_memory import device_memory
 from openafm.training.planning.footprint import (
     DeviceShare,

@@ -33,7 +33,8 @@ from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
 from openafm.recipes.sources.corpora import FolderCorpusConfig, pack_corpus
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, EvaluationConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, EvaluationConfig, TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.resuming import first_difference
 
 ONE_THREAD_BELOW = 50_000_000

@@ -9,7 +9,8 @@ from openafm.compression.config import QATConfig
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.sft import sft
 from openafm.training.budgets import TokenBudget
-from openafm.training.config import AdamWConfig, EMAConfig
+from openafm.training.config import EMAConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 
 QAT_BUDGETS = {"micro": TokenBudget(num_tokens=400_000), "nano": TokenBudget(num_tokens=6_000_000)}

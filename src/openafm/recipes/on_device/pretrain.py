@@ -16,7 +16,8 @@ from openafm.recipes.sources.corpora import CopiesCorpusConfig, CorpusConfig
 from openafm.recipes.sources.mixtures import NANO_COPIES, micro_corpus, nano_corpora, one_source
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, OptimizerConfig, TrainerConfig
+from openafm.training.config import InductionStart, TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 SMALL_OPTIMIZER = MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=4e-3, weight_decay=0.0))

@@ -13,8 +13,9 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.sources.mixtures import one_source
 from openafm.recipes.sources.preferences import SimulatedPreferencesCorpusConfig
 from openafm.training.budgets import TokenBudget
-from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig
+from openafm.training.config import EvaluationConfig, TrainerConfig
 from openafm.training.objectives.preference_config import PreferenceConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 
 TASKS = {"event": 0.5, "form": 0.25, "label": 0.25}

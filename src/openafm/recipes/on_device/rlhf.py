@@ -15,8 +15,9 @@ from openafm.rl.rewards.instructions import InstructionsConfig
 from openafm.rl.rewards.structured import FieldsConfig, FinalStateConfig
 from openafm.rl.rewards.sum import SumConfig, TermConfig
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
+from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.objectives.policy_config import RLOOConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 
 PROMPT_SEED = 1

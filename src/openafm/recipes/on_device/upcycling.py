@@ -15,8 +15,9 @@ from openafm.models.initialization.upcycling_config import UpcyclingConfig, upcy
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.pretrain import pretrain
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, PlainStart, TrainerConfig
+from openafm.training.config import PlainStart, TrainerConfig
 from openafm.training.objectives.config import CachedDistillationConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import Constant, WarmupStableDecay
 
 TRUNK_SHARE = 0.9

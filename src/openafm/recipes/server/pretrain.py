@@ -8,7 +8,8 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.sources.mixtures import NANO_COPIES, NANO_TASKS, english, multilingual, sources
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, InductionStart, TrainerConfig
+from openafm.training.config import InductionStart, TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 
 NUM_TOKENS = 2048  # the built-in corpus supports no larger vocabulary; the model's other rows stay unused

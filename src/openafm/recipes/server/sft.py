@@ -17,7 +17,8 @@ from openafm.recipes.sources.mixtures import (
     sft_sources,
 )
 from openafm.training.budgets import StepBudget
-from openafm.training.config import AdamWConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupStableDecay
 
 NUM_EXAMPLES = {"micro": 30_000, "nano": 80_000}

@@ -10,8 +10,9 @@ from openafm.recipes.sources.mixtures import one_source
 from openafm.recipes.vision.mixtures import CAPTIONED, CLIP_RESOLUTIONS, drawn
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import TokenBudget
-from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig
+from openafm.training.config import EvaluationConfig, TrainerConfig
 from openafm.training.objectives.config import ContrastiveConfig
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupCosine
 
 NUM_TOKENS = {"micro": 60_000, "nano": 12_000_000}

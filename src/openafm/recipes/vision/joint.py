@@ -12,7 +12,8 @@ from openafm.recipes.sources.mixtures import one_source, sources
 from openafm.recipes.vision.mixtures import RESOLUTIONS, TOKENS_SIDE, encoder_at, vision_corpora
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import TokenBudget
-from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig, VisionStart
+from openafm.training.config import EvaluationConfig, TrainerConfig, VisionStart
+from openafm.training.optimizer_config import AdamWConfig
 from openafm.training.schedules import WarmupCosine
 
 NUM_TOKENS = {"micro": 60_000, "nano": 40_000_000}

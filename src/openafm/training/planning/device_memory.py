@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.config import DecoderConfig
-from openafm.training.config import OptimizerConfig
 from openafm.training.distributed.config import MeshShape
+from openafm.training.optimizer_config import OptimizerConfig
 from openafm.training.planning.footprint import DecoderFootprint, Weights
 
 

@@ -15,8 +15,9 @@ from openafm.models.accounting import flops_per_token, training_flops
 from openafm.models.activations import Microbatch
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, OptimizerConfig
+from openafm.training.config import ActivationCheckpointingConfig, EMAConfig
 from openafm.training.distributed.config import MeshShape
+from openafm.training.optimizer_config import AdamWConfig, OptimizerConfig
 from openafm.training.planning.chips import NUMBER_BYTES, Chip, Precision
 from openafm.training.planning.collectives import VOCABULARY, Collective, collectives
 from openafm.training.planning.device_memory import Memory, device_memory
