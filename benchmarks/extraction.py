@@ -5,7 +5,8 @@
 ZYTE is a copy of GitHub scrapinghub/article-extraction-benchmark. The shipped classifier was tuned on the half of its pages
 that `openafm/data/extraction/tuning_ids.txt` lists; figures are of the other half. F1 is that of the benchmark: shingles
 of four words, precision and recall averaged over pages. TRAFILATURA_TESTS is the folder `tests` of GitHub adbar/trafilatura:
-990 pages with wanted and unwanted segments, never used for tuning. All write plain lines without comments and links.
+990 pages with wanted and unwanted segments. Nothing was trained on them, but errors on them were looked at and a few
+thresholds compared (docs/benchmarks.md). All write plain lines without comments and links.
 They extract each page in turn, so that the ratios of their rates hold on a busy host.
 Peers are measured where they are installed. Exit code 3 without the data. A full run writes docs/benchmarks/extraction.json.
 """
