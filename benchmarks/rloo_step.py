@@ -2,7 +2,7 @@
 
 The same weights (TRL loads our export), prompts, number of samples, answer lengths, temperature and KL divergence. Both
 train with AdamW in fp32; TRL's other settings are its defaults. Both generate exactly the same number of tokens: no stop
-token ends an answer. The first step of each is not counted. Process CPU time, one thread.
+token ends an answer. Steps of both alternate. Process CPU time, one thread, median of the steps after the first.
 
     PYTHONPATH=FOLDER_WITH_TRL python benchmarks/rloo_step.py [--quick] [--json]
 
@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -61,7 +62,7 @@ class Case:
     num_steps: int
 
 
-CASES = (Case(dim=64, num_layers=2, num_tokens=32, num_steps=8), Case(dim=256, num_layers=8, num_tokens=64, num_steps=4))
+CASES = (Case(dim=64, num_layers=2, num_tokens=32, num_steps=40), Case(dim=256, num_layers=8, num_tokens=64, num_steps=8))
 QUICK = (Case(dim=64, num_layers=2, num_tokens=16, num_steps=2),)
 
 
@@ -133,8 +134,8 @@ class Ours:
         self._engine.update_weights(self._state.parameters, self._state.step)
 
 
-def trl_steps(folder: Path, case: Case, work: Path) -> Callable[[], list[float]]:
-    """Return a function that trains with TRL and returns the CPU time after each step."""
+def train_with_trl(folder: Path, case: Case, work: Path, after_step: Callable[[], None]) -> None:
+    """Train with TRL; call `after_step` after each step."""
     import datasets
     import trl
     from transformers import TrainerCallback
@@ -157,23 +158,15 @@ def trl_steps(folder: Path, case: Case, work: Path) -> Callable[[], list[float]]
         disable_tqdm=True,
     )
     rows = datasets.Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in prompts(NUM_PROMPTS)]})
-    times: list[float] = []
 
-    class Clock(TrainerCallback):
+    class AfterStep(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
-            times.append(time.process_time())
+            after_step()
 
     def score(completions: list[list[dict[str, str]]], **_: object) -> list[float]:
         return [reward(completion[0]["content"]) for completion in completions]
 
-    def train() -> list[float]:
-        trainer = trl.RLOOTrainer(
-            model=str(folder), reward_funcs=score, args=config, train_dataset=rows, callbacks=[Clock()]
-        )
-        trainer.train()
-        return times
-
-    return train
+    trl.RLOOTrainer(model=str(folder), reward_funcs=score, args=config, train_dataset=rows, callbacks=[AfterStep()]).train()
 
 
 def measure(case: Case) -> dict[str, float]:
@@ -182,12 +175,19 @@ def measure(case: Case) -> dict[str, float]:
         root = Path(work)
         write_policy(root / "policy", dim=case.dim, num_layers=case.num_layers)
         export_hugging_face(open_bundle(root / "policy"), root / "export")
-        ours, times = Ours(open_bundle(root / "policy"), case), list[float]()
-        for _ in range(case.num_steps + 1):
+        ours, times, peer_times = Ours(open_bundle(root / "policy"), case), list[float](), list[float]()
+        started = time.process_time()
+
+        def step_of_ours() -> None:
+            nonlocal started
+            ended = time.process_time()
+            peer_times.append(ended - started)
             ours.step()
-            times.append(time.process_time())
-        peer_times = trl_steps(root / "export", case, root / "trl")()
-    seconds, peer_seconds = ((each[-1] - each[0]) / (len(each) - 1) for each in (times, peer_times))
+            started = time.process_time()
+            times.append(started - ended)
+
+        train_with_trl(root / "export", case, root / "trl", step_of_ours)
+    seconds, peer_seconds = (statistics.median(each[1:]) for each in (times, peer_times))
     tokens = GROUP_SIZE * NUM_PROMPTS * case.num_tokens
     return {
         "seconds": seconds,
