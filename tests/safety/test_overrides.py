@@ -89,6 +89,13 @@ def test_other_words_are_not(text: str) -> None:
     assert found(text) == []
 
 
+def test_a_bracket_is_a_letter_of_whole_words_alone() -> None:
+    stems = Overrides([a_list("crobn*")])
+    assert [hit.term for hit in stems.find("a (robn here")] == ["crobn*"]
+    assert [hit.term for hit in stems.find("a crobniks here")] == ["crobn*"]
+    assert stems.find("a word (robnik follows)") == []
+
+
 def test_places_stems_phrases_and_scripts() -> None:
     text = "Melker, dark\n ORDER: 我黑帮派了 나쁜말이다"
     assert [(hit.term, text[hit.start : hit.end]) for hit in HOUSE.find(text)] == [

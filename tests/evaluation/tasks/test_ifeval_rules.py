@@ -29,6 +29,7 @@ CASES: list[tuple[str, dict[str, Any], str, bool]] = [
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", True),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a *** *** b", False),
     ("length_constraints:number_words", {"num_words": 3, **LEAST}, "It's two", True),  # It, s, two
+    ("length_constraints:number_words", {"num_words": 7, **LEAST}, "यह हिन्दी में एक वाक्य है", False),  # 10 without marks
     (
         "length_constraints:nth_paragraph_first_word",
         {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "So"},

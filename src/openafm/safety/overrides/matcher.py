@@ -14,6 +14,7 @@ from openafm.safety.overrides.lists import OverrideAction, OverrideList
 _LEAST_MASKED = 4  # letters of a term that is searched with masked letters
 _LEAST_JOINED = 6  # letters of a phrase that is also searched without its spaces
 _MOST_SIGNS = 3  # digits and signs per letter of a hit
+_BRACKETS = "(<"  # signs for the letter c
 _LEAST_WITHOUT_MARKS = 5  # letters of a term that is also found without its diacritics; shorter ones are other words
 _LEAST_EXCESS = 2  # additional equal letters that count as a disguise; one is another word ("bitte" and "bite")
 
@@ -161,14 +162,17 @@ def _has_lengths(folded: Folded, first: int, pattern: _Pattern, is_masked: bool)
 
 
 def _has_boundaries(text: str, start: int, end: int, pattern: _Pattern) -> bool:
-    """Check that no other letters of a word surround a hit. Suffixes of Korean words are allowed."""
+    """Check that no other letters of a word surround a hit. Suffixes of Korean words and of stems are allowed.
+
+    A bracket is a letter of whole words alone: more often it opens a remark whose first word goes on, as in "(until".
+    """
     if pattern.is_unspaced:
         return True
     while start and not text[start - 1].isalnum() and fold(text[start - 1]).text == "":
         start -= 1
     if start and _is_letter(text[start - 1]):
         return False
-    if pattern.is_stem or "\uac00" <= pattern.folded[-1] <= "\ud7af":
+    if (pattern.is_stem and text[start] not in _BRACKETS) or "\uac00" <= pattern.folded[-1] <= "\ud7af":
         return True
     while end < len(text) and not text[end].isalnum() and fold(text[end]).text == "":
         end += 1
