@@ -253,7 +253,7 @@ def has_published_sentences() -> bool:
 
 @cache
 def _word_tokenizer() -> Any:
-    """Return NLTK's tokenizer of letters and digits. Since version 3.10 combining marks, as in Hindi, do not end its words."""
+    """Return NLTK's tokenizer of letters and digits. Since version 3.10 combining marks do not end its words."""
     with needed("IFEval's word counts", "nltk", "evaluate"):
         from nltk.tokenize import RegexpTokenizer
     return RegexpTokenizer(r"\w+")

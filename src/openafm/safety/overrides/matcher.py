@@ -164,7 +164,7 @@ def _has_lengths(folded: Folded, first: int, pattern: _Pattern, is_masked: bool)
 def _has_boundaries(text: str, start: int, end: int, pattern: _Pattern) -> bool:
     """Check that no other letters of a word surround a hit. Suffixes of Korean words and of stems are allowed.
 
-    A bracket is a letter of whole words alone: more often it opens a remark whose first word goes on, as in "(until".
+    A bracket is a letter of whole words alone: more often it opens a remark whose first word is longer, as in "(until".
     """
     if pattern.is_unspaced:
         return True
