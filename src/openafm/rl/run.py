@@ -2,6 +2,10 @@
 
 output/  rl.json  metrics.jsonl  samples.jsonl  buffer/  weights/  checkpoints/  events/
 
+A step: generators sample the groups of its prompts, score them and write them to the buffer (`generator.py`); the source
+waits for them and packs a batch (`updater.py`, `batches.py`, `packing.py`); the trainer updates the policy; an observer
+publishes the weights and admits the tasks of a later step (`pool.py`); another writes the figures.
+
 This process is the policy updater, or under torchrun one of several that update the policy together. Generators are worker
 processes that rank 0 starts, or, for `num_generators` 0, rank 0 itself between two updates.
 """
