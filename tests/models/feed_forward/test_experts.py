@@ -201,6 +201,15 @@ def test_gelu_experts() -> None:
     torch.testing.assert_close(module(x_D[None, None])[0, 0], weights_E[0] * each[0] + weights_E[1] * each[1])
 
 
+def test_initial_weights_keep_the_variance_of_their_input() -> None:
+    """The deviation is one over the root of the input width; that of residual projections is scaled."""
+    module = ExpertsConfig(num_experts=4, hidden_dim=96, router=TopKRouterConfig(num_chosen=2)).build(64)
+    assert isinstance(module, Experts)
+    module.initialize(torch.Generator().manual_seed(0), residual_scale=0.25)
+    found = [weight.std().item() for weight in (module.gate, module.up, module.down)]
+    assert found == pytest.approx([64**-0.5, 64**-0.5, 0.25 * 96**-0.5], rel=0.03)
+
+
 def routed(logits: list[float], router: TopKRouterConfig) -> Routing:
     """The choice for one token with these logits."""
     module = router.build(8, len(logits))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -17,13 +16,12 @@ from openafm.adapters.delivery.manifest import (
     open_manifest,
 )
 from openafm.adapters.delivery.publishers import Publisher, canonical_url, known_publisher, remember_publisher
-from openafm.adapters.delivery.transfer import fetch_all, part_file, read_manifest, remove_parts
+from openafm.adapters.delivery.transfer import download_folder, fetch_all, part_file, read_manifest
 from openafm.adapters.metadata import check_name
 from openafm.adapters.package import FILE_PATTERNS, MAX_BYTES, AdapterPackage, open_adapter
 from openafm.adapters.store import adapter_place
 from openafm.core.config import nearest
-from openafm.core.files import atomic_folder, check_written, data_home, file_digest
-from openafm.core.folder_lock import folder_lock
+from openafm.core.files import atomic_folder, check_written, file_digest
 
 TIMEOUT_S = 30.0
 MANIFEST_S = 60.0
@@ -81,15 +79,10 @@ def pull_adapter(
         check_written(place, FILE_PATTERNS)
     if _is_installed(place, offered):
         return Pulled(adapter=open_adapter(place), key=opened.key, num_fetched=0)
-    downloads = data_home() / "downloads" / offered.identifier
-    with folder_lock(downloads):
+    with download_folder(offered) as downloads:
         with Download(total_s, timeout_s) as download:
             num_fetched = fetch_all(url, offered, downloads, download)
         adapter = _install(offered, downloads, place)
-        remove_parts(downloads, keep=set())
-        (downloads / ".lock").unlink()
-        with contextlib.suppress(OSError):  # it holds files of others
-            downloads.rmdir()
     return Pulled(adapter=adapter, key=opened.key, num_fetched=num_fetched)
 
 

@@ -5,17 +5,19 @@ $OPENAFM_HOME/downloads/IDENTIFIER/SHA256.FILE.part  until the download is compl
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from openafm.adapters.delivery.errors import UnreachableError, UntrustedDeliveryError
 from openafm.adapters.delivery.http import Download, chunks
 from openafm.adapters.delivery.signed_text import OfferedFile
-from openafm.core.files import OutOfSpaceError, file_digest, room_for
+from openafm.core.files import OutOfSpaceError, data_home, file_digest, room_for
+from openafm.core.folder_lock import folder_lock
 from openafm.core.progress import Progress, progress
 
 MAX_MANIFEST_BYTES = 4 << 20
@@ -60,7 +62,7 @@ def fetch_all(url: str, offered: Offer, downloads: Path, download: Download) -> 
         UntrustedDeliveryError: a file is not the one that the manifest lists.
     """
     parts = {part_file(downloads, file): file for file in offered.files}
-    remove_parts(downloads, keep=set(parts))  # those of versions that are no longer offered
+    _remove_parts(downloads, keep=set(parts))  # those of versions that are no longer offered
     missing = sum(file.bytes - _size(part) for part, file in parts.items())
     if shutil.disk_usage(downloads).free < missing:
         raise OutOfSpaceError(f"{offered.identifier} needs {missing:,} bytes, more than {downloads} has room for")
@@ -73,7 +75,23 @@ def fetch_all(url: str, offered: Offer, downloads: Path, download: Download) -> 
     return num_fetched
 
 
-def remove_parts(downloads: Path, keep: set[Path]) -> None:
+@contextlib.contextmanager
+def download_folder(offered: Offer) -> Iterator[Path]:
+    """Lock and yield the folder of an offer's parts; it is removed after success. After an error the same call resumes.
+
+    Raises:
+        FolderInUseError: another process downloads the same offer.
+    """
+    downloads = data_home() / "downloads" / offered.identifier
+    with folder_lock(downloads):
+        yield downloads
+        _remove_parts(downloads, keep=set())
+        (downloads / ".lock").unlink()
+        with contextlib.suppress(OSError):  # it holds files of others
+            downloads.rmdir()
+
+
+def _remove_parts(downloads: Path, keep: set[Path]) -> None:
     """Remove all parts but those to keep."""
     for part in set(downloads.glob(_PART)) - keep:
         part.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from pathlib import Path
 from openafm.adapters.delivery.errors import NotOfferedError, UntrustedDeliveryError
 from openafm.adapters.delivery.http import Download
 from openafm.adapters.delivery.publishers import Publisher, canonical_url, known_publisher, remember_publisher
-from openafm.adapters.delivery.transfer import fetch_all, part_file, read_manifest, remove_parts
+from openafm.adapters.delivery.transfer import download_folder, fetch_all, part_file, read_manifest
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleTamperedError
 from openafm.bundle.library.manifest import OfferedBundle, open_bundles
@@ -23,7 +22,6 @@ from openafm.bundle.store import bundle_place
 from openafm.core.config import nearest
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_folder, data_home
-from openafm.core.folder_lock import folder_lock
 from openafm.core.regular_files import copy_files
 
 TIMEOUT_S, MANIFEST_S, TOTAL_S = 30.0, 60.0, 24 * 3600.0
@@ -97,15 +95,10 @@ def pull_served(url: str, offered_name: str | None, name: str | None = None, key
     place = bundle_place(name or offered.name)
     if (installed := _installed(place, offered.signature)) is not None:
         return PulledBundle(bundle=installed, key=key)
-    downloads = data_home() / "downloads" / offered.identifier
-    with folder_lock(downloads):
+    with download_folder(offered) as downloads:
         with Download(TOTAL_S, TIMEOUT_S) as download:
             num_fetched = fetch_all(url, offered, downloads, download)
         bundle = _install(offered, downloads, place)
-        remove_parts(downloads, keep=set())
-        (downloads / ".lock").unlink()
-        with contextlib.suppress(OSError):  # it holds files of others
-            downloads.rmdir()
     return PulledBundle(bundle=bundle, num_fetched=num_fetched, key=key)
 
 
