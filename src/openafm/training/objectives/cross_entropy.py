@@ -38,7 +38,7 @@ class _CrossEntropySum(torch.autograd.Function):
         cast_VD = weight_VD.to(x_ND.dtype)
         loss = x_ND.new_zeros((), dtype=torch.float32)
         dx_ND = torch.empty_like(x_ND) if with_gradient else None
-        dweight_VD = torch.zeros_like(weight_VD) if with_gradient else None
+        dweight_VD = torch.empty_like(weight_VD) if with_gradient else None
         elements = CHUNK_ELEMENTS * weight_VD.itemsize // x_ND.itemsize
         chunk = min(max(256, elements // len(weight_VD)), len(x_ND))
         buffer_CV = x_ND.new_empty(chunk, len(weight_VD))  # reused by all chunks: new memory costs a page fault every 4 KiB
@@ -51,9 +51,10 @@ class _CrossEntropySum(torch.autograd.Function):
                 continue
             torch.mm(logits_CV, cast_VD, out=dx_ND[start : start + chunk])
             if logits_CV.dtype == dweight_VD.dtype:
-                dweight_VD.addmm_(logits_CV.T, x_CD)
+                torch.addmm(dweight_VD, logits_CV.T, x_CD, beta=int(start > 0), out=dweight_VD)  # with beta 0 only written
             else:
-                dweight_VD += torch.mm(logits_CV.T, x_CD, out=product_VD)
+                product = torch.mm(logits_CV.T, x_CD, out=product_VD)
+                dweight_VD.add_(product) if start else dweight_VD.copy_(product)
         ctx.save_for_backward(dx_ND, dweight_VD)
         return loss
 
@@ -70,10 +71,11 @@ def _differentiate_(logits_CV: Tensor, targets_C1: Tensor) -> Tensor:
     rows = max(4, BLOCK_ELEMENTS // logits_CV.shape[1]) if logits_CV.device.type in BLOCK_DEVICES else len(logits_CV)
     loss = logits_CV.new_zeros((), dtype=torch.float32)
     for logits_RV, targets_R1 in zip(logits_CV.split(rows), targets_C1.split(rows), strict=True):
-        log_RV = F.log_softmax(logits_RV.float(), dim=1)
-        loss -= log_RV.gather(1, targets_R1).sum()
+        wide_RV = logits_RV.float()
+        loss += wide_RV.amax(1).sum() - wide_RV.gather(1, targets_R1).sum()
+        gradient_RV = torch.softmax(wide_RV, 1, out=wide_RV if wide_RV.is_cpu else None)
+        loss -= gradient_RV.amax(1).log_().sum()  # the largest probability gives the sum of exponentials without a pass of its own
         # Rounded to 16 bits before the subtraction, the gradient of a probability close to 1 would be 0.
-        gradient_RV = torch.exp(log_RV, out=logits_RV if logits_RV.dtype == log_RV.dtype else log_RV)
         gradient_RV.scatter_add_(1, targets_R1, gradient_RV.new_full((), -1.0).expand_as(targets_R1))
         if gradient_RV is not logits_RV:
             logits_RV.copy_(gradient_RV)

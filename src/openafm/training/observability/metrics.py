@@ -31,7 +31,8 @@ class MetricsError(OpenAFMError):
 class BoardWriter(Protocol):
     """The part of TensorBoard's SummaryWriter that the log uses."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+    @property
+    def file_writer(self) -> Any: ...
 
     def add_text(self, tag: str, text_string: str, global_step: int) -> None: ...
 
@@ -48,8 +49,11 @@ class MetricsLog:
         filled = {name: table for name, table in (tables or {}).items() if table}
         self._write_line({"step": step, **rounded, **filled})
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+            # One event for the line: each event wakes the thread of the writer, for which the next step then waits.
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._board.file_writer.add_summary(Summary(value=scalars), step)
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, str]]) -> None:
         """Write one line with the texts that the model generated at a step."""
