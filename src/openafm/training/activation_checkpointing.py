@@ -33,12 +33,15 @@ def attention_kernels() -> list[OpOverload]:
     """Return the operations of torch that compute attention, on every type of device."""
     from torch.nn.attention import varlen  # noqa: F401 - defines the operation of the flash kernel for documents
 
+    from openafm.models.attention import blocked_attention  # noqa: F401 - defines its operation
+
     return [
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.openafm.blocked_attention.default,
     ]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
@@ -74,7 +73,9 @@ def _differentiate_(logits_CV: Tensor, targets_C1: Tensor) -> Tensor:
         wide_RV = logits_RV.float()
         loss += wide_RV.amax(1).sum() - wide_RV.gather(1, targets_R1).sum()
         gradient_RV = torch.softmax(wide_RV, 1, out=wide_RV if wide_RV.is_cpu else None)
-        loss -= gradient_RV.amax(1).log_().sum()  # the largest probability gives the sum of exponentials without a pass of its own
+        loss -= (
+            gradient_RV.amax(1).log_().sum()
+        )  # the largest probability gives the sum of exponentials without a pass of its own
         # Rounded to 16 bits before the subtraction, the gradient of a probability close to 1 would be 0.
         gradient_RV.scatter_add_(1, targets_R1, gradient_RV.new_full((), -1.0).expand_as(targets_R1))
         if gradient_RV is not logits_RV:
