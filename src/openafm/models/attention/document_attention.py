@@ -111,12 +111,8 @@ class AttentionPerDocument(DocumentAttention):
     def __init__(self, segments: Sequence[Segment], spans_N: Tensor | None) -> None:
         self._segments, self._lengths = segments, [segment.length for segment in segments]
         self._spans = [None] * len(segments) if spans_N is None else spans_N.split(self._lengths)
-        self._are_equal = len(set(segments)) == 1 and segments[0].is_document and spans_N is None
 
     def attend(self, q_NHC: Tensor, k_NKC: Tensor, v_NKC: Tensor, mask: Mask) -> Tensor:
-        if self._are_equal:  # one call, without copies
-            q_DLHC, k_DLKC, v_DLKC = (x.unflatten(0, (-1, self._lengths[0])) for x in (q_NHC, k_NKC, v_NKC))
-            return masked_attention(q_DLHC, k_DLKC, v_DLKC, mask).flatten(0, 1)
         # One split and one cat: slices would each add a full-size gradient in the backward pass.
         q_s, k_s, v_s = (x.split(self._lengths) for x in (q_NHC, k_NKC, v_NKC))
         outputs = [

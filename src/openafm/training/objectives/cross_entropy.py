@@ -67,12 +67,13 @@ class _CrossEntropySum(torch.autograd.Function):
 
 def _differentiate_(logits_CV: Tensor, targets_C1: Tensor) -> Tensor:
     """Replace logits by the gradient of the loss in place; return the sum of the targets' negative log probabilities."""
-    rows = max(4, BLOCK_ELEMENTS // logits_CV.shape[1]) if logits_CV.device.type in BLOCK_DEVICES else len(logits_CV)
+    in_blocks = logits_CV.device.type in BLOCK_DEVICES
+    rows = max(4, BLOCK_ELEMENTS // logits_CV.shape[1]) if in_blocks else len(logits_CV)
     loss = logits_CV.new_zeros((), dtype=torch.float32)
     for logits_RV, targets_R1 in zip(logits_CV.split(rows), targets_C1.split(rows), strict=True):
         wide_RV = logits_RV.float()
         loss += wide_RV.amax(1).sum() - wide_RV.gather(1, targets_R1).sum()
-        gradient_RV = torch.softmax(wide_RV, 1, out=wide_RV if wide_RV.is_cpu else None)
+        gradient_RV = torch.softmax(wide_RV, 1, out=wide_RV if in_blocks else None)
         loss -= (
             gradient_RV.amax(1).log_().sum()
         )  # the largest probability gives the sum of exponentials without a pass of its own

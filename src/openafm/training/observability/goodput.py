@@ -22,11 +22,11 @@ from openafm.training.observers import Observer, Phase, StepResult
 FILE = "goodput.jsonl"
 PRODUCTIVE = "productive"
 
-FLUSH_SECONDS = 0.5
+FLUSH_SECONDS = 0.1
 """The most time that a killed process leaves unaccounted; it then counts as lost to the next start."""
 
-COMPACT_LINES = 10_000
-"""Outdated lines are removed after this many: when a process starts, and about every hour and a half."""
+COMPACT_LINES = 2_000
+"""Outdated lines are removed after this many: when a process starts, and every few minutes."""
 
 Cause = Literal["start", "checkpoint", "rework", "data_wait", "hang", "evaluation", "other"]
 CAUSES: tuple[Cause, ...] = ("start", "checkpoint", "rework", "data_wait", "hang", "evaluation", "other")
