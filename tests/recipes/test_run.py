@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import StartBundleError, run_recipe
 from openafm.recipes.sources.corpora import NothingToLearnError
+from openafm.training.device import DeviceConfig, DeviceError
 
 STEPS = '{"type": "StepBudget", "num_steps": 4}'
 TINY = {
@@ -194,3 +196,11 @@ def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     with pytest.raises(NotADocumentError, match=r"notes\.jsonl:1101"):
         run_recipe(config, tmp_path / "runs" / "continued", "continued")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_precision_without_hardware_is_refused_before_data_is_packed(tmp_path: Path) -> None:
+    config = prepare_run("server.pretrain", "nano", changes={"trainer.precision": '{"type": "Float8Config"}'})
+    config = replace(config, trainer=replace(config.trainer, device=DeviceConfig(kind="cpu")))
+    with pytest.raises(DeviceError, match="Float8Config needs a GPU"):
+        run_recipe(config, tmp_path / "run", "refused")
+    assert not (tmp_path / "run").exists()

@@ -144,6 +144,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str, *, verify_data: bool 
         _check_equal(config, everyone)
         config.trainer.parallel.shape(everyone.world)
         config.trainer.parallel.check_model(config.trainer.model)
+        everyone.run_on_all(lambda: config.trainer.precision.check_device(everyone.device))  # before the data is packed
         everyone.run_on_main(lambda: _prepare(config, folder, str(everyone.device), opened))
         trainer = located(config.trainer, folder)
         sampler = None if config.samples is None or not everyone.is_main else _sampler(config, trainer, folder)
