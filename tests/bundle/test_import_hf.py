@@ -149,6 +149,11 @@ def test_the_copy_of_a_tied_head_is_dropped(tmp_path: Path) -> None:
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(weights, file, {"format": "pt"})
     assert difference(import_hugging_face(tmp_path / "model", tmp_path / "bundle").bundle, theirs) <= TOLERANCE
+    weights["lm_head.weight"][-1, -1] += 1
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(HuggingFaceError, match="a head of its own with other numbers"):
+        import_hugging_face(tmp_path / "model", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.tensor_file import MappedTensor, read_tensors
 from openafm.core.regular_files import read_document
@@ -34,6 +36,7 @@ _IN_LAYERS = {
     "mlp.down_proj": "feed_forward.down",
 }
 # Buffers of old checkpoints that follow from the config.
+_COMPARED_BYTES = 16 << 20  # of two tensors at a time
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
@@ -83,7 +86,7 @@ def decoder_weights(stored: Mapping[str, MappedTensor], config: DecoderConfig) -
     """Return every weight of the decoder from the tensors of a checkpoint, which hold nothing else.
 
     Raises:
-        HuggingFaceError: a weight is missing, unknown or has the wrong shape.
+        HuggingFaceError: a weight is missing, unknown or has the wrong shape, or a tied head is stored with other numbers.
     """
     expected = decoder_shapes(config)
     found: dict[str, MappedTensor] = {}
@@ -94,11 +97,28 @@ def decoder_weights(stored: Mapping[str, MappedTensor], config: DecoderConfig) -
         if ours is not None:
             found[ours] = replace(tensor, name=ours)
     if "output.weight" not in expected:
-        found.pop("output.weight", None)  # some files store the tied head twice
+        _check_copy(found.pop("output.weight", None), found.get("embedding"))
     check_names(expected.keys(), found.keys())
     for name, shape in expected.items():
         check_shape(name, found[name].shape, shape)
     return [found[name] for name in expected]
+
+
+def _check_copy(head: MappedTensor | None, embedding: MappedTensor | None) -> None:
+    """Check the copy of a tied head, which some files store: with other numbers, config.json belongs to another model."""
+    if head is not None and embedding is not None and (head.dtype != embedding.dtype or not _equal(head, embedding)):
+        raise HuggingFaceError(
+            "config.json ties the head to the embedding (tie_word_embeddings), and the checkpoint has a head of its own with"
+            " other numbers; restore the folder, or set tie_word_embeddings to false"
+        )
+
+
+def _equal(one: MappedTensor, other: MappedTensor) -> bool:
+    parts = range(0, len(one.data), _COMPARED_BYTES)
+    return one.shape == other.shape and all(
+        np.array_equal(one.data[first : first + _COMPARED_BYTES], other.data[first : first + _COMPARED_BYTES])
+        for first in parts
+    )
 
 
 def check_names(expected: Set[str], found: Set[str]) -> None:
