@@ -31,7 +31,7 @@ from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog, ServedModel
 from openafm.tokenizer.conversation import ToolCall
 
-EVENT_SECONDS = 0.005
+EVENT_SECONDS = 0.003
 """Text that arrives sooner after an event is sent with the next one: an event can cost as much as a small model's token."""
 
 _DEADLINE = ApiError(504, "the answer took longer than this server allows", code="timeout")
