@@ -15,7 +15,7 @@ import pytest
 
 from openafm.core.errors import UsageError
 from openafm.data.synthetic import LANGUAGES
-from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, label_cases, tool_cases
+from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, iso_cases, label_cases, tool_cases
 from openafm.evaluation.fresh.natural import LABEL_SETS, natural_cases, words
 from openafm.evaluation.fresh.samples import fresh_samples
 from openafm.evaluation.fresh.scores import FIELDS, constant_answer, grade_answer, score_cases
@@ -113,3 +113,13 @@ def test_the_right_tool_with_wrong_arguments_is_no_right_sample() -> None:
     natural = replace(case, figure="natural_tool", expected=[[case.expected[0][0], {"city": "Rome"}]])
     best, _ = fresh_samples([natural], ["natural_tool"], lambda each: [[each.expected[0][0], {"city": "Oslo"}]])
     assert best.grade == 0
+
+
+def test_iso_dates_stand_in_their_messages_beside_a_listed_week() -> None:
+    for case in iso_cases():
+        (date,) = case.expected["date"]
+        assert date in case.prompt
+        assert case.instructions.startswith("Today is ")
+        values = {name: case.expected[name][0] for name in FIELDS}
+        assert grade_answer(case, values) == {"event_iso": 1.0}
+        assert grade_answer(case, values | {"date": None}) == {"event_iso": 0.75}

@@ -9,7 +9,7 @@ import pytest
 from openafm.models import activations
 from openafm.models.accounting import KVBytes, KVNumerics, kv_bytes, kv_bytes_per_token, num_parameters
 from openafm.models.activations import Microbatch
-from openafm.models.attention import masked_attention
+from openafm.models.attention import masked_attention, short_attention
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -112,3 +112,4 @@ def test_a_layer_with_its_own_keys_saves_more_than_one_that_reads_them(num_heads
 
 def test_accounting_and_attention_use_the_same_blocks() -> None:
     assert activations.LOCAL_BLOCK == masked_attention.LOCAL_BLOCK  # accounting does not import torch
+    assert activations.SHORT_POSITIONS == short_attention.MAX_POSITIONS

@@ -18,6 +18,8 @@ MASTER_BYTES = 4
 INDEX_BYTES = 8
 LOCAL_BLOCK = 64
 """As in models/attention/masked_attention.py, which imports torch."""
+SHORT_POSITIONS = 512
+"""As MAX_POSITIONS in models/attention/short_attention.py, which imports torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,17 +98,27 @@ def attention_bytes(
     if has_norms:
         per_position += MASTER_BYTES * (queries + num_heads)
         per_position += MASTER_BYTES * (keys + num_kv_heads) * is_own
+    is_causal = isinstance(mask, CausalMask | PrefixMask)
     window = mask.window if isinstance(mask, CausalMask | PrefixMask) else None
     is_widened = batch.attention_bytes != batch.number_bytes  # then every layer saves a copy of the keys and values it reads
     saved = tracks * batch.num_tokens * per_position
     if is_own or is_widened:
         saved += tracks * batch.attention_bytes * 2 * past_tokens(window, batch) * keys
     for length, times in Counter(batch.documents).items():
+        if is_causal and is_widened and length <= SHORT_POSITIONS and not _cuts(window, length):
+            weights = num_heads * length * length
+            saved += times * tracks * batch.number_bytes * (length * (queries + 2 * keys) + weights)
+            continue
         call = _saved_by_call(length, mask, is_widened)
         of_a_track = 2 * call.queries * queries + 2 * call.keys * keys * (is_own or is_widened)
         sums = MASTER_BYTES * call.queries * num_heads
         saved += times * (tracks * (batch.attention_bytes * of_a_track + sums) + batch.attention_bytes * call.mask)
     return saved
+
+
+def _cuts(window: int | None, length: int) -> bool:
+    """Return whether a window hides positions of a document."""
+    return window is not None and window < length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +133,7 @@ class _AttentionCall:
 def _saved_by_call(length: int, mask: Mask, is_widened: bool) -> _AttentionCall:
     """Count as models/attention/masked_attention.py computes: in one call, under a mask, or in blocks of local attention."""
     window = mask.window if isinstance(mask, CausalMask | PrefixMask) else None
-    if window is None or window >= length:
+    if window is None or not _cuts(window, length):
         return _AttentionCall(queries=length, keys=length, mask=0)
     size = max(window, LOCAL_BLOCK)
     if length <= 2 * size:

@@ -299,6 +299,48 @@ def test_a_list_is_asked_for_several_keys_and_for_weekdays_in_another_form() -> 
     assert any("Freitag" in question and "Freitag" not in entries and "Fr" in entries for entries, question in listed)
 
 
+def test_reordered_items_are_those_of_the_list() -> None:
+    for conversation in of("reorder", "en", 200):
+        instructions, *turns = conversation.turns
+        assert isinstance(instructions, Instructions)
+        for prompt, answer in zip(turns[::2], turns[1::2], strict=True):
+            end = next(each for each in ("\n", "; ", ", ") if each in prompt.text)
+            keys, items = prompt.text.split(end), answer.text.split(end)
+            assert len(set(keys)) == len(keys) == len(items) >= 2
+            for key, item in zip(keys, items, strict=True):
+                value = re.sub("^( = |: | )", "", item.removeprefix(key))
+                assert item.startswith(key)
+                assert value in instructions.text or value[5:] in instructions.text
+
+
+def test_dates_of_a_reordered_week_are_those_of_its_weekdays() -> None:
+    dates = [
+        (key, datetime.date.fromisoformat(day))
+        for conversation in of("reorder", "de", 300)
+        for answer in conversation.turns[2::2]
+        for key, day in re.findall(r"(Freitag|Friday)\W+(\d{4}-\d\d-\d\d)", answer.text)
+        if "Today is" in conversation.turns[0].text
+    ]
+    assert {key for key, _ in dates} == {"Freitag", "Friday"}
+    assert {day.weekday() for _, day in dates} == {4}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_note_has_a_day_of_its_reference_week(language: str) -> None:
+    notes = of("note", language, 60)
+    dated = [json.loads(answer.text) for _, _, answer in (note.turns for note in notes)]
+    assert {"date"} <= set.intersection(*map(set, dated))
+    assert any("title" in event for event in dated)
+    days_ahead = []
+    for (instructions, prompt, _), event in zip((note.turns for note in notes), dated, strict=True):
+        assert all(event.get(name, "") in prompt.text for name in ("title", "location"))
+        if today := re.search(r"Today is \w+ (\d{4}-\d\d-\d\d);", instructions.text):
+            days_ahead.append((datetime.date.fromisoformat(event["date"]) - datetime.date.fromisoformat(today[1])).days)
+    assert sum(0 <= ahead <= 7 for ahead in days_ahead) > 0.8 * len(days_ahead) > 10
+    weekdays = {datetime.date.fromisoformat(event["date"]).weekday() for event in dated}
+    assert len(weekdays) == 7
+
+
 def test_the_corpus_is_made_fast_enough() -> None:
     list(generate(SyntheticConfig(), 200))
     start = time.process_time()

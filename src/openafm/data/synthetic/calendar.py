@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from openafm.data.synthetic.languages import locale_of, source_file
 from openafm.data.synthetic.rendering import BARE, Piece, Resolve, render, text_of, value_of
@@ -26,7 +27,7 @@ _NUM_DAYS = (datetime.date(2039, 12, 31) - FIRST_DAY).days + 1
 
 # Ways to name a day, with their shares. The names are sections of dates.txt.
 DATE_SHARES = {
-    "weekday": 0.32,
+    "weekday": 0.36,
     "tomorrow": 0.10,
     "today": 0.05,
     "tonight": 0.04,
@@ -39,7 +40,7 @@ DATE_SHARES = {
     "numeric": 0.05,
     "day_month_year": 0.04,
     "numeric_year": 0.02,
-    "iso": 0.02,
+    "iso": 0.06,
 }
 SECTIONS = (*DATE_SHARES, "past", "when", "names")
 TIME_SECTIONS = ("period", "time", "other")
@@ -147,9 +148,16 @@ class CalendarPhrases:
                 line = self.times[0].frame.line
                 raise line.error(f"no line of section 'time' can express {hour:02}:{minute:02}")
 
-    def draw_date(self, rng: random.Random, today: datetime.date, *, evening: bool = False) -> Phrase:
-        """A day on or after `today`; a phrase like "tonight" only with `evening`."""
-        shares = {name: DATE_SHARES[name] for name in self.dates if evening or name != "tonight"}
+    def draw_date(
+        self,
+        rng: random.Random,
+        today: datetime.date,
+        *,
+        evening: bool = False,
+        shares: Mapping[str, float] = MappingProxyType(DATE_SHARES),
+    ) -> Phrase:
+        """A day on or after `today`, of the sections in `shares`; a phrase like "tonight" only with `evening`."""
+        shares = {name: shares[name] for name in self.dates if name in shares and (evening or name != "tonight")}
         section = rng.choices(tuple(shares), tuple(shares.values()))[0]
         for _ in range(50):
             day, n = self._draw_day(rng, section, today)

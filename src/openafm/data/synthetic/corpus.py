@@ -14,17 +14,20 @@ from openafm.data.synthetic.tasks.arithmetic import arithmetic_turns
 from openafm.data.synthetic.tasks.events import event_turns
 from openafm.data.synthetic.tasks.forms import form_turns
 from openafm.data.synthetic.tasks.labels import label_turns, tagging_turns
-from openafm.data.synthetic.tasks.lookup import lookup_turns
+from openafm.data.synthetic.tasks.lookup import lookup_turns, reorder_turns
 from openafm.data.synthetic.tasks.natural import natural_turns
+from openafm.data.synthetic.tasks.notes import note_turns
 from openafm.data.synthetic.tasks.tools import tool_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
 _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
     "event": event_turns,
+    "note": note_turns,
     "form": form_turns,
     "label": label_turns,
     "tool": tool_turns,
     "lookup": lookup_turns,
+    "reorder": reorder_turns,
     "tagging": tagging_turns,
     "arithmetic": arithmetic_turns,
 }

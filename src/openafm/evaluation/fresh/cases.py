@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from openafm.data.synthetic import EVENT_SCHEMA, event_instructions
+from openafm.data.synthetic import EVENT_SCHEMA, event_instructions, reference_week
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -61,6 +61,21 @@ def event_cases() -> list[Case]:
             for figure, schema in asked
         ]
     return cases
+
+
+def iso_cases() -> list[Case]:
+    """Messages whose day is a date in ISO form, while the instructions list a week of dates."""
+    return [
+        Case(
+            figure="event_iso",
+            language=language,
+            prompt=message,
+            expected=_event(truth, datetime.date.fromisoformat(today)),
+            instructions=reference_week(datetime.date.fromisoformat(today)),
+            schema=EVENT_SCHEMA,
+        )
+        for language, today, message, *truth in _rows("events_iso.txt")
+    ]
 
 
 def label_cases() -> list[Case]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, label_cases, tool_cases
+from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, iso_cases, label_cases, tool_cases
 from openafm.evaluation.fresh.natural import natural_cases
 from openafm.evaluation.fresh.scores import constant_answer, model_answer, regex_answer, score_cases
 
@@ -31,7 +31,7 @@ class FreshFigure:
 
 def fresh_cases(natural: Path | None, num_natural: int = NUM_NATURAL_CASES) -> list[Case]:
     """Return the cases of all sets; `natural` is the folder of requests that people wrote, with their test parts."""
-    cases = event_cases() + label_cases() + form_cases() + tool_cases()
+    cases = event_cases() + iso_cases() + label_cases() + form_cases() + tool_cases()
     return cases if natural is None else cases + natural_cases(natural, num_natural)
 
 

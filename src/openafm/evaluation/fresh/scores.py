@@ -50,7 +50,7 @@ def grade_answer(case: Case, answer: Any) -> dict[str, float]:
     """The grades of one answer, by figure. `answer` is a JSON value, a list of [name, arguments] for tools, or None."""
     if case.tools:
         return _grade_calls(case, answer)
-    if case.figure in ("event", "event_or_none"):
+    if case.figure in ("event", "event_or_none", "event_iso"):
         return _grade_event(case, answer if isinstance(answer, dict) else {})
     if case.figure == "nothing":
         return {"nothing": float(answer is None)}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openafm.core.errors import UsageError
 from openafm.models.attention.masks import BidirectionalMask, CausalMask, Mask, PrefixMask
+from openafm.models.attention.short_attention import is_short, short_attention
 
 BLOCKED_LENGTHS = range(384, 1025)
 """Lengths of documents for which training on a CPU uses `blocked_attention`, which is faster there (EPYC, torch 2.13)."""
@@ -62,6 +63,17 @@ def masked_attention_at(
 
 def causal_attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int | None) -> Tensor:
     """Return the attention of the last Q of L positions, each to itself and earlier positions within `window`, o_BQHC."""
+    if (window is None or window >= k_BLKC.shape[1]) and is_short(q_BQHC, k_BLKC):
+        return short_attention(q_BQHC, k_BLKC, v_BLKC)
+    return _fused_causal_attention(q_BQHC, k_BLKC, v_BLKC, window)
+
+
+def unsupported(mask: Mask, context: str, supported: str) -> UnsupportedMaskError:
+    """Return the error of an attention context that cannot apply `mask`."""
+    return UnsupportedMaskError(f"{context} cannot apply a {type(mask).__name__}; supported: {supported}")
+
+
+def _fused_causal_attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int | None) -> Tensor:
     num_queries, num_keys = q_BQHC.shape[1], k_BLKC.shape[1]
     windowed = window is not None and window < num_keys
     if not windowed and num_queries in (1, num_keys):
@@ -70,11 +82,6 @@ def causal_attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int
         return _local_attention(q_BQHC, k_BLKC, v_BLKC, window)
     places_Q = torch.arange(num_keys - num_queries, num_keys, device=q_BQHC.device)
     return _attention(q_BQHC, k_BLKC, v_BLKC, _visible(window, places_Q, num_keys))
-
-
-def unsupported(mask: Mask, context: str, supported: str) -> UnsupportedMaskError:
-    """Return the error of an attention context that cannot apply `mask`."""
-    return UnsupportedMaskError(f"{context} cannot apply a {type(mask).__name__}; supported: {supported}")
 
 
 def _causal_attention_at(places_Q: Tensor, q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int | None) -> Tensor:
@@ -102,7 +109,7 @@ def _local_attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, window: int
     size = max(window, LOCAL_BLOCK)
     padding = -length % size
     q, k, v = (F.pad(x, (0, 0, 0, 0, 0, padding)).unflatten(1, (-1, size)) for x in (q_BSHC, k_BSKC, v_BSKC))
-    first = causal_attention(q[:, 0], k[:, 0], v[:, 0], window)
+    first = _fused_causal_attention(q[:, 0], k[:, 0], v[:, 0], window)
     k, v = (torch.cat((x[:, :-1], x[:, 1:]), dim=2).flatten(0, 1) for x in (k, v))
     places_Q = torch.arange(size, 2 * size, device=q.device)
     rest = _attention(q[:, 1:].flatten(0, 1), k, v, _visible(window, places_Q, 2 * size))

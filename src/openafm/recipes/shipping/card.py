@@ -19,6 +19,7 @@ parts are in the mixture. Greedy, as shipped. "Patterns" are regular expressions
 _FRESH_TITLES = {
     "event": "fields of an event",
     "event_or_none": "fields of an event, where there may be none",
+    "event_iso": "fields of an event with a date in ISO form",
     "event_whole": "whole events",
     "weekday": "dates of events on a weekday",
     "nothing": "no event, said so",

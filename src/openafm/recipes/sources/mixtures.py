@@ -20,9 +20,10 @@ Learn = Literal["everything", "answers"]
 # The micro model learns events. The small shares of other tasks keep `respond` and `chat` from failing on them.
 MICRO_TASKS = {"event": 0.9, "lookup": 0.05, "label": 0.02, "form": 0.02, "tagging": 0.01}
 MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
-NANO_TASKS = {"event": 0.25, "tool": 0.25, "form": 0.2, "label": 0.2, "lookup": 0.05, "tagging": 0.03, "arithmetic": 0.02}
+NANO_TASKS = {"event": 0.25, "note": 0.06, "tool": 0.21, "form": 0.2, "label": 0.18, "lookup": 0.03, "reorder": 0.04}
+NANO_TASKS |= {"tagging": 0.02, "arithmetic": 0.01}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
-NATURAL_SHARE = 0.25  # of requests that people wrote, where their folder is given
+NATURAL_SHARE = 0.35  # of requests that people wrote, where their folder is given
 NANO_COPIES = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
 
 MATH_TASKS = {"arithmetic": 1.0}
