@@ -159,7 +159,8 @@ def test_without_the_adapter(assembled: list[str], home: Path, tmp_path: Path) -
 def test_a_continued_model_names_the_stages_of_its_former_model(
     assembled: list[str], home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundles, runs = assembled[1:4], assembled[6:9]  # without pre-training
+    bundles, (sft, qat, recovery) = assembled[1:4], assembled[6:9]  # without pre-training
+    runs = (sft, qat, qat, recovery)
     former = str(home / "first" / "nano.json")
     arguments = ["--from-bundles", *bundles, "--runs", *runs, "--former", former, "--examples", "3"]
     assert main(["--out", str(tmp_path / "nano"), *arguments]) == 0
@@ -169,8 +170,10 @@ def test_a_continued_model_names_the_stages_of_its_former_model(
         "    openafm compress decode nano\n    openafm train on_device.sft --size nano --from nano-decoded --set"
     )
     assert decoded > card.index("    openafm train on_device.recovery_adapter --size nano --from on_device.qat-nano")
+    again = "on_device.qat --size nano --from on_device.qat-nano-decoded"
+    assert f"    openafm compress decode on_device.qat-nano\n    openafm train {again}" in card
     results = json.loads((tmp_path / "nano.json").read_text())
-    assert [len(results["former"]), len(results["stages"])] == [4, 3]
+    assert [len(results["former"]), len(results["stages"])] == [4, 4]
 
     (tmp_path / "not.json").write_text("{}")
     assert main(["--out", str(tmp_path / "other"), *arguments, "--former", str(tmp_path / "not.json")]) == 2

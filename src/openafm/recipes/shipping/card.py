@@ -233,10 +233,13 @@ def _commands(results: ShippedResults) -> str:
     stages, name = (*results.former, *results.stages), results.description.name
     lines = []
     for index, stage in enumerate(stages):
-        start = f" --from {stages[index - 1].recipe}-{stage.size}" if index else ""
-        if results.former and index == len(results.former):
-            lines.append(f"    openafm compress decode {name}")
-            start = f" --from {name}-decoded"
+        bundle = f"{stages[index - 1].recipe}-{stage.size}" if index else ""
+        is_first = bool(results.former) and index == len(results.former)
+        bundle = name if is_first else bundle
+        if is_first or (bundle.startswith("on_device.qat") and stage.recipe != "on_device.recovery_adapter"):
+            lines.append(f"    openafm compress decode {bundle}")
+            bundle = f"{bundle}-decoded"
+        start = f" --from {bundle}" if bundle else ""
         changes = "".join(f" --set '{key}={value}'" for key, value in stage.changes.items())
         lines.append(f"    openafm train {stage.recipe} --size {stage.size}{start}{changes}")
     note = ", with the recipes' own values instead of the changed ones" if any(stage.changes for stage in stages) else ""

@@ -17,7 +17,8 @@ from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, Turn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
-_DATE_SHARES = {"weekday": 0.8, "tomorrow": 0.08, "day_after_tomorrow": 0.06, "today": 0.03, "day_month": 0.03}
+_DATE_SHARES = {"weekday": 0.5, "tomorrow": 0.05, "day_after_tomorrow": 0.04, "today": 0.03, "day_month": 0.04}
+_DATE_SHARES |= {"iso": 0.3, "numeric_year": 0.04}
 _DATE_SCHEMA = object_schema("Day", [PropertyDraft("date", EVENT_SCHEMA["properties"]["date"], "never")])
 _TIME_SHARE, _PLACE_SHARE, _LOWER_SHARE, _TITLE_FIRST_SHARE, _DATE_ONLY_SHARE = 0.5, 0.35, 0.3, 0.6, 0.6
 
