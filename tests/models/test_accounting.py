@@ -112,4 +112,4 @@ def test_a_layer_with_its_own_keys_saves_more_than_one_that_reads_them(num_heads
 
 def test_accounting_and_attention_use_the_same_blocks() -> None:
     assert activations.LOCAL_BLOCK == masked_attention.LOCAL_BLOCK  # accounting does not import torch
-    assert activations.SHORT_POSITIONS == short_attention.MAX_POSITIONS
+    assert activations.SHORT_POSITIONS == short_attention.MAX_POSITIONS == masked_attention.BLOCKED_LENGTHS.start - 1

@@ -18,7 +18,7 @@ MASTER_BYTES = 4
 INDEX_BYTES = 8
 LOCAL_BLOCK = 64
 """As in models/attention/masked_attention.py, which imports torch."""
-SHORT_POSITIONS = 512
+SHORT_POSITIONS = 383
 """As MAX_POSITIONS in models/attention/short_attention.py, which imports torch."""
 
 
