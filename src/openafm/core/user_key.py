@@ -30,10 +30,24 @@ def user_key() -> bytes | None:
         key = _read(path)
         if key is not None:
             return key
-        with atomic_file(path, permissions=0o600) as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-        return _read(path)  # of the process that wrote last
+        _create(path)
+        return _read(path)
     return None
+
+
+def _create(path: Path) -> None:
+    """Store a new key. Of several processes that find none, the key of the first one stays: others may use it already."""
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with atomic_file(new, permissions=0o600) as file:
+        file.write(secrets.token_bytes(_KEY_BYTES))
+    try:
+        os.link(new, path)
+        new.unlink()
+    except FileExistsError:
+        if _read(path) is None:
+            new.replace(path)
+        else:
+            new.unlink()
 
 
 def tag(key: bytes, parts: Iterable[bytes | memoryview]) -> bytes:
