@@ -63,6 +63,17 @@ def test_bundles_get_16_bits_only_without_room(tmp_path: Path) -> None:
         Outbox(replace(config, num_pieces=4), bundle.config, tmp_path, tmp_path / "pieces")
 
 
+def test_a_bundle_leaves_room_for_those_of_later_stages(tmp_path: Path) -> None:
+    bundle = open_bundle(micro_bundle(tmp_path / "micro"))
+    stages = dict.fromkeys(
+        ("on_device.pretrain", "on_device.sft", "on_device.sft_multilingual", "on_device.long_context"), 1.0
+    )
+    config = BorrowedConfig(size="micro", stages=stages, num_pieces=15, piece_mb=1.0)
+    outbox = Outbox(config, bundle.config, tmp_path / "work", tmp_path / "pieces")
+    for stage in config.kept_stages:
+        assert len(outbox.put(bundle, stage)) <= config.num_pieces
+
+
 def test_the_built_in_corpus_follows_the_machine(tmp_path: Path) -> None:
     config = BorrowedConfig(natural=str(tmp_path), num_examples=70)
     training, held_out, _ = stage_corpora(config, "on_device.sft")

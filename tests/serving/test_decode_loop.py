@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from openafm.runtime.decoding.steps import Step, compute
 from openafm.runtime.engines.base import Engine
 from openafm.serving import decode_loop
 from openafm.serving.decode_loop import DecodeLoop, DecodeLoops
+from openafm.serving.keys import ANONYMOUS
+from openafm.serving.service import _RunningAnswer
 
 NUM_TOKENS = 12
 
@@ -125,6 +128,88 @@ def test_the_thread_ends_without_answers_and_starts_again(monkeypatch: pytest.Mo
         assert answer.ended.wait(60)
         assert answer.tokens == alone([3, 5, 7])
         wait_until(lambda: not any(thread.name == "openafm-decode" for thread in threading.enumerate()))
+
+
+class _PanicError(BaseException):
+    """As the panics of Rust libraries, which are not exceptions of type `Exception`."""
+
+
+class _PanickingAnswer:
+    num_computed = 3
+
+    def parts(self) -> Generator[Step]:
+        yield Step(engine := CountingEngine(), engine.new_sequence(), [1], "last", None)
+        raise _PanicError("index out of bounds")
+
+
+class _Delivered:
+    """What a task receives."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+        self.ended: list[int] = []
+
+    def put(self, index: int, delta: Exception) -> None:
+        self.errors.append(delta)
+
+    def end(self, index: int) -> None:
+        self.ended.append(index)
+
+
+def test_a_panic_ends_its_answer_and_not_the_thread() -> None:
+    delivered: Any = _Delivered()
+    panicking: Any = _PanickingAnswer()
+    answer = _RunningAnswer(panicking, delivered, 4, lambda ended: None, ANONYMOUS)
+    assert isinstance(answer.advance(), Step)
+    assert answer.advance() is None
+    assert [str(error) for error in delivered.errors] == ["_PanicError('index out of bounds')"]
+    assert delivered.ended == [4]
+
+
+def test_a_thread_that_cannot_start_is_started_by_the_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, loop = CountingEngine(), DecodeLoop()
+    answers = [Collected(engine, [number + 1, 5]) for number in range(2)]
+    steps = [answer.advance() for answer in answers]
+    assert steps[0] is not None
+    assert steps[1] is not None
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            loop.add(answers[0], steps[0])
+    loop.add(answers[1], steps[1])
+    assert all(answer.ended.wait(60) for answer in answers)
+
+
+def test_wait_returns_after_the_last_answer() -> None:
+    may_go, seen = threading.Event(), threading.Event()
+
+    def during(step: int) -> None:
+        if step == 3:
+            seen.set()
+            may_go.wait(60)
+
+    loops, answer, engine = DecodeLoops(), Collected(CountingEngine(during), [1, 5]), CountingEngine()
+    loops.wait()  # there is none
+    step, other = answer.advance(), Collected(engine, [2, 6])
+    other_step = other.advance()
+    assert step is not None
+    assert other_step is not None
+    loops.add(answer, step)
+    loops.add(other, other_step)
+    assert seen.wait(60)
+    waiting = threading.Thread(target=loops.wait)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    may_go.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert answer.ended.is_set()
+    assert other.ended.is_set()
 
 
 def test_answers_that_arrive_later_join_the_steps() -> None:

@@ -30,25 +30,35 @@ class DecodeLoop:
         self._arrived: list[tuple[SteppedAnswer, Step]] = []
         self._changed = threading.Condition()
         self._has_thread = False
+        self._is_idle = True
 
     def add(self, answer: SteppedAnswer, step: Step) -> None:
         """Continue an answer from its next step on."""
         with self._changed:
             self._arrived.append((answer, step))
+            self._is_idle = False
             if self._has_thread:
-                self._changed.notify()
+                self._changed.notify_all()
             else:
-                self._has_thread = True
                 threading.Thread(target=self._run, name="openafm-decode", daemon=True).start()
+                self._has_thread = True  # not before: if the system has no thread left, the next answer starts one
+
+    def wait(self) -> None:
+        """Wait until all answers have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_idle or not self._has_thread)
 
     def _run(self) -> None:
         waiting: list[tuple[SteppedAnswer, Step]] = []
         while True:
             if self._arrived or not waiting:
                 with self._changed:
-                    if not waiting and not self._changed.wait_for(lambda: self._arrived, IDLE_SECONDS):
-                        self._has_thread = False
-                        return
+                    if not waiting and not self._arrived:
+                        self._is_idle = True
+                        self._changed.notify_all()
+                        if not self._changed.wait_for(lambda: self._arrived, IDLE_SECONDS):
+                            self._has_thread = False
+                            return
                     waiting += self._arrived
                     self._arrived.clear()
             compute([step for _, step in waiting])
@@ -67,3 +77,10 @@ class DecodeLoops:
         with self._lock:
             loop = self._loops.setdefault(step.engine.scheduler, DecodeLoop())
         loop.add(answer, step)
+
+    def wait(self) -> None:
+        """Wait until all answers have ended."""
+        with self._lock:
+            loops = list(self._loops.values())
+        for loop in loops:
+            loop.wait()

@@ -258,10 +258,11 @@ class AnswerService:
             self.models.release(model)
 
     def close(self) -> None:
-        """Cancel running answers and end the threads."""
+        """Cancel running answers, wait for their ends, and end the threads."""
         for running in self._running:
             running.cancel()
         self._threads.shutdown(wait=True)
+        self._loops.wait()
 
     def _loop_waker(self) -> LoopWaker:
         """Return the waker that all answers of the running loop share."""
@@ -311,9 +312,9 @@ class _RunningAnswer:
                     self._record(part)
                     self._client.charge(self._answer.num_computed)
                 self._running.put(self._index, part)
-        except Exception as error:  # delivered to the request
+        except BaseException as error:  # delivered to the request; a panic of a Rust library is not an `Exception`
             self._client.charge(self._answer.num_computed)  # answers that fail or are cancelled count too
-            self._running.put(self._index, error)
+            self._running.put(self._index, error if isinstance(error, Exception) else RuntimeError(repr(error)))
         self._running.end(self._index)
         return None
 

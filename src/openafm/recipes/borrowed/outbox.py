@@ -42,7 +42,10 @@ class Outbox:
         self._room = config.num_pieces * config.piece_bytes - DOCUMENT_BYTES
         self._lock = threading.Lock()
         weights = num_parameters(model)
-        needed = sum(_bytes_per_weight(stage, config.size) * weights + DOCUMENT_BYTES for stage in config.kept_stages)
+        self._least = {
+            stage: _bytes_per_weight(stage, config.size) * weights + DOCUMENT_BYTES for stage in config.kept_stages
+        }
+        needed = sum(self._least.values())
         if needed > self._room:
             raise RoomError(
                 f"the bundles of {', '.join(config.kept_stages)} with {weights:,} parameters take {needed / 1e6:.0f} MB, "
@@ -54,7 +57,8 @@ class Outbox:
         with self._lock:
             target = self._bundles / stage
             shutil.rmtree(target, ignore_errors=True)
-            if not bundle.numerics.is_compressed and _num_bytes(self._bundles) + _num_bytes(bundle.path) > self._room:
+            others = (max(least, _num_bytes(self._bundles / each)) for each, least in self._least.items() if each != stage)
+            if not bundle.numerics.is_compressed and sum(others) + _num_bytes(bundle.path) > self._room:
                 write_in_16_bits(bundle, target)
             else:
                 shutil.copytree(bundle.path, target)
