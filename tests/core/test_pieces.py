@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from openafm.core.files import ForeignFilesError
 from openafm.core.pieces import SUMS, PieceError, join_pieces, write_pieces
 
 
@@ -55,7 +56,25 @@ def test_damaged_and_missing_pieces_are_named(tmp_path: Path, folder: Path) -> N
     (tmp_path / "pieces" / SUMS).write_text(f"{'0' * 64}  ../bundles/empty\n")
     with pytest.raises(PieceError, match="does not have"):
         join_pieces(tmp_path / "pieces", tmp_path / "joined")
+    (tmp_path / "pieces" / SUMS).write_bytes(b"\xff\n")
+    with pytest.raises(PieceError, match="not UTF-8"):
+        join_pieces(tmp_path / "pieces", tmp_path / "joined")
     (tmp_path / "pieces" / SUMS).unlink()
     with pytest.raises(PieceError, match="has no SHA256SUMS"):
         join_pieces(tmp_path / "pieces", tmp_path / "joined")
     assert not (tmp_path / "joined").exists()
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path, folder: Path) -> None:
+    (folder / "one" / "model [2].bin").write_bytes(b"2")
+    write_pieces(folder, tmp_path / "pieces", 10_000)
+    joined = tmp_path / "joined"
+    join_pieces(tmp_path / "pieces", joined)
+    (joined / "one" / "card.md").write_text("changed")
+    join_pieces(tmp_path / "pieces", joined)
+    assert content(joined) == content(folder)
+    (joined / "own.txt").write_text("mine")
+    with pytest.raises(ForeignFilesError, match=r"own\.txt"):
+        join_pieces(tmp_path / "pieces", joined)
+    assert (joined / "own.txt").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"bundles", "pieces", "joined"}

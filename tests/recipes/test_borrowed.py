@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,11 +20,14 @@ from openafm.bundle import open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.core.config import ConfigError
 from openafm.models.sizes import named_size
+from openafm.recipes.borrowed import run
 from openafm.recipes.borrowed.__main__ import main
 from openafm.recipes.borrowed.config import BorrowedConfig
 from openafm.recipes.borrowed.outbox import Outbox, RoomError, write_in_16_bits
-from openafm.recipes.borrowed.run import compiles, stage_corpora, stage_run
+from openafm.recipes.borrowed.run import compiles, stage_corpora, stage_run, with_deadline
+from openafm.recipes.catalog import build_run
 from openafm.recipes.sources.corpora import SyntheticCorpusConfig
+from openafm.training.budgets import DeadlineBudget
 
 TRAIN = ["train", "--size", "micro", "--examples", "200", "--stage", "on_device.pretrain=1", "--stage", "on_device.sft=3"]
 
@@ -129,6 +133,19 @@ def test_wrong_options_are_named(
 def test_a_model_needs_a_config() -> None:
     with pytest.raises(ConfigError, match="stages must not be empty"):
         BorrowedConfig(stages={})
+
+
+def test_a_call_that_continues_reserves_a_share_of_its_own_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = build_run("on_device.sft", "micro").trainer
+    fresh = with_deadline(trainer, tmp_path, 100.0).budget
+    assert isinstance(fresh, DeadlineBudget)
+    spent = SimpleNamespace(record=SimpleNamespace(seconds=3_600.0))
+    monkeypatch.setattr(run, "checkpoint_paths", lambda folder: [folder])
+    monkeypatch.setattr(run, "last_checkpoint", lambda folder: spent)
+    continued = with_deadline(trainer, tmp_path, 100.0).budget
+    assert isinstance(continued, DeadlineBudget)
+    ends = [budget.seconds * (1 - budget.reserve) for budget in (fresh, continued)]  # as `Pace` computes
+    assert ends[1] - 3_600 == pytest.approx(ends[0]) == pytest.approx(97)
 
 
 @pytest.mark.long

@@ -11,11 +11,12 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
 from typing import IO, cast
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, file_digest
+from openafm.core.files import atomic_folder, check_written, file_digest
 from openafm.core.regular_files import read_document
 
 SUMS = "SHA256SUMS"
@@ -38,16 +39,21 @@ def write_pieces(folder: Path, pieces: Path, piece_bytes: int) -> list[Path]:
 
 
 def join_pieces(pieces: Path, folder: Path) -> list[Path]:
-    """Write the folder of `write_pieces` to `folder`, atomically, and return what it holds. An existing folder is replaced.
+    """Write the folder of `write_pieces` to `folder`, atomically, and return what it holds.
+
+    An existing folder is replaced if it holds only files with the names of the new ones.
 
     Raises:
         PieceError: a piece is missing or damaged; `folder` is unchanged.
+        ForeignFilesError: `folder` holds other files, or is a symbolic link; it is unchanged.
     """
     files = [_checked(pieces, line) for line in _sums(pieces)]
     try:
         stream = cast("IO[bytes]", _Joined(files))
         with atomic_folder(folder) as temporary, tarfile.open(fileobj=stream, mode="r|") as archive:
             archive.extractall(temporary, filter="data")
+            if folder.exists():
+                check_written(folder, [escape(path.relative_to(temporary).as_posix()) for path in temporary.rglob("*")])
     except tarfile.TarError as error:
         raise PieceError(f"the files of {pieces} are not a whole archive ({error}); fetch them again") from error
     return sorted(folder.iterdir())
@@ -58,6 +64,8 @@ def _sums(pieces: Path) -> list[str]:
         lines = read_document(pieces / SUMS).decode().splitlines()
     except FileNotFoundError:
         raise PieceError(f"{pieces} has no {SUMS}; name the folder with all files that came back") from None
+    except UnicodeDecodeError:
+        raise PieceError(f"{pieces / SUMS} is not UTF-8 text; fetch it again") from None
     if not lines:
         raise PieceError(f"{pieces / SUMS} is empty; fetch it again")
     return lines

@@ -65,7 +65,7 @@ def _scale(q_XPC: Tensor) -> float:
     return float(q_XPC.shape[-1] ** -0.5)
 
 
-@functools.lru_cache(maxsize=MAX_POSITIONS)
+@functools.lru_cache(maxsize=64)  # the lengths of a row, for all layers; masks of all lengths take 38 MB a head of a group
 def _mask(length: int, num_groups: int, dtype: torch.dtype) -> Tensor:
     """Return 0 for visible and -inf for later positions, once for each head of a group."""
     with torch.inference_mode(False), torch.device("cpu"):

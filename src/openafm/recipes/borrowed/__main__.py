@@ -60,7 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--pieces", type=int, default=DEFAULT.num_pieces, help="Files that come back.")
     join = verbs.add_parser("join", help="Verify pieces and write the bundles that they hold.")
     join.add_argument("pieces", type=Path)
-    join.add_argument("--out", type=Path, required=True, help="Folder of the bundles; an existing one is replaced.")
+    join.add_argument(
+        "--out", type=Path, required=True, help="Folder of the bundles; those of an earlier call are replaced."
+    )
     return parser
 
 

@@ -167,9 +167,12 @@ def pack_stage(packing: Packing) -> None:
 
 
 def with_deadline(trainer: TrainerConfig, folder: Path, left: float) -> TrainerConfig:
-    """Return the run with `left` seconds from now, in addition to those of an interrupted call."""
+    """Return the run with `left` seconds from now, in addition to those of an interrupted call.
+
+    The reserve is a share of `left` alone: a share of all seconds would use up the new ones after some calls.
+    """
     spent = last_checkpoint(folder).record.seconds if checkpoint_paths(folder / "checkpoints") else 0.0
-    return replace(trainer, budget=DeadlineBudget(seconds=max(1.0, spent + left), reserve=RESERVE))
+    return replace(trainer, budget=DeadlineBudget(seconds=max(1.0, spent / (1 - RESERVE) + left), reserve=RESERVE))
 
 
 def compiles(device: torch.device, say: Say) -> bool:
