@@ -50,7 +50,8 @@ async def balancer(nodes: Sequence[str], port: int = 0) -> AsyncIterator[str]:
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if (node := await connect()) is not None:
-                await asyncio.gather(copy(reader, node[1]), copy(node[0], writer))
+                with contextlib.suppress(asyncio.CancelledError):  # the balancer ends; Python 3.11 would print a traceback
+                    await asyncio.gather(copy(reader, node[1]), copy(node[0], writer))
                 node[1].close()
         finally:
             writer.close()

@@ -35,7 +35,7 @@ SHOWS = {
     "guided_generation": ("table ", "forced by the schema"),
     "mcp_server": ("tools of the server: opening_hours", "output of the tool: [", "answer of the model: "),
     "openai_endpoint": ("Red is warm.", "Color(name='red', warm=True)"),
-    "profile": ("inference nano", "ms to the first token", "wrote "),
+    "profiling": ("inference nano", "ms to the first token", "wrote "),
     "speculation": (" 0 of 0 drafted tokens accepted: Contact(", "steps for"),
     "streaming": (
         "Recipe.PartiallyGenerated(title=",

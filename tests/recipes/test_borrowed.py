@@ -120,6 +120,9 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
         (["--model", "on_device.smal"], "did you mean 'on_device.small'"),
         (["--model", "on_device.base"], "choose a smaller model"),
         (["--tokenizer", "none"], "none"),
+        (["--examples", "-5"], "num_examples and rows must not be negative"),
+        (["--rows", "-5"], "num_examples and rows must not be negative"),
+        (["--natural", "none"], "no folder none"),
     ],
 )
 def test_wrong_options_are_named(
@@ -128,6 +131,11 @@ def test_wrong_options_are_named(
     assert main(["train", "--out", str(tmp_path / "out"), *options]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "pieces").exists()
+
+
+def test_pieces_that_do_not_exist_are_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["join", str(tmp_path / "none"), "--out", str(tmp_path / "joined")]) == 2
+    assert "no folder" in capsys.readouterr().err
 
 
 def test_a_model_needs_a_config() -> None:

@@ -55,6 +55,11 @@ def test_every_step_shows_its_result(config: PipelineConfig, tmp_path: Path, wri
     html_file = tmp_path / "page.html"
     html_file.write_text("<meta name=robots content=noai><p>text")
     assert next(try_steps(config, open_page(str(html_file)))).outcome == "dropped: training_opt_out"
-    for wrong in ((str(tmp_path / "none.html"), ""), (str(path), "https://a.example/9")):
-        with pytest.raises(TrialPageError):
-            open_page(*wrong)
+    wrong = (
+        (tmp_path / "none.html", "", "does not exist"),
+        (tmp_path, "", "is a folder"),
+        (path, "https://a.example/9", ""),
+    )
+    for place, url, message in wrong:
+        with pytest.raises(TrialPageError, match=message):
+            open_page(str(place), url)

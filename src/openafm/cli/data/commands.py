@@ -133,7 +133,7 @@ def _pack_images(
 
 @app.command()
 def sample(
-    count: Annotated[int, typer.Option(help="Number of examples.")] = 3,
+    count: Annotated[int, typer.Option(min=1, help="Number of examples.")] = 3,
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     language: Annotated[str | None, typer.Option(help="Only this language.")] = None,
     split: Annotated[str, typer.Option(help="train or held_out.")] = "train",

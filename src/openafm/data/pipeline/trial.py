@@ -72,7 +72,8 @@ def open_page(place: str, url: str = "", *, allow_private_addresses: bool = Fals
         return fetch_page(place, allow_private_addresses=allow_private_addresses)
     path = Path(place)
     if not path.is_file():
-        raise TrialPageError(f"{place} does not exist; pass an HTML file, or a WARC file and --url")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise TrialPageError(f"{place} {problem}; pass an HTML file, or a WARC file and --url")
     if not path.name.endswith(WARC_SUFFIXES):
         address, body = url or path.resolve().as_uri(), path.read_bytes()
         headers = {"content-type": "text/html"}

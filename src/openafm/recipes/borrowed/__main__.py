@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.verb == "join":
+            if not options.pieces.is_dir():
+                raise UsageError(f"no folder {options.pieces}; name the one with all files that came back")
             for path in join_pieces(options.pieces, options.out):
                 print(f"{path}: openafm respond -m {path} ...")
         else:
@@ -69,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace) -> None:
     from openafm.recipes.borrowed.run import train_borrowed
 
+    if options.natural and not Path(options.natural).is_dir():
+        raise UsageError(f"no folder {options.natural}; pass --natural the folder of requests that people wrote")
     stages = {name: _share(name, share) for name, share in map(_pair, options.stage)}
     config = BorrowedConfig(
         minutes=options.minutes,

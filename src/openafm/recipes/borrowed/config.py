@@ -47,6 +47,7 @@ class BorrowedConfig(Config):
         )
         self.require(len(self.stages) > 0, "stages must not be empty")
         self.require(min(self.stages.values(), default=1) > 0, f"shares of the time must be above 0, got {self.stages}")
+        self.require(self.num_examples >= 0 and self.rows >= 0, "num_examples and rows must not be negative")
         self.require(self.piece_mb > 0 and self.num_pieces > 0, "piece_mb and num_pieces must be above 0")
 
     @property

@@ -1,6 +1,6 @@
 """Profiles: what the requests of a program spend their time on, as a tree, a page and a Chrome trace.
 
-python examples/profile.py [page.html]
+python examples/profiling.py [page.html]
 """
 
 from __future__ import annotations
