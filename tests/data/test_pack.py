@@ -307,7 +307,7 @@ def test_appending_adds_shards_and_rewrites_none(tmp_path: Path, tokenizer: Toke
 KILLED = """
 import os, sys
 from pathlib import Path
-from openafm.data import shard_writer
+from openafm.data.shards import writer as shard_writer
 from openafm.data.pack import PackConfig, pack_path
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate

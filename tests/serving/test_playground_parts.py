@@ -178,32 +178,34 @@ def sent_messages(request: BrowserRequest) -> list[dict[str, object]]:
     return json.loads(request.post_data or "")["messages"]
 
 
-def test_feedback_is_a_file_in_the_format_of_sessions(page: Page, tmp_path: Path) -> None:
-    page.fill("#settings [name=instructions]", "You are a helpful assistant.")
-    ask(page, "Hello!")
-    answer = last_answer(page)
-    page.get_by_role("button", name="Bad answer").click()
-    page.select_option("#feedback [name=category]", "tooVerbose")
-    page.fill("#feedback [name=comment]", "too long")
-    page.fill("#feedback [name=desired]", "Waves.")
-    shot(page, "feedback")
-    with page.expect_download() as download:
-        page.click("#feedback button[value=save]")
-    download.value.save_as(tmp_path / "feedback.json")
-    written = json.loads((tmp_path / "feedback.json").read_text())
-    assert written["sentiment"] == "negative"
-    assert written["issues"] == [{"category": "tooVerbose", "explanation": "too long"}]
-    transcript = fm.Transcript.parse(written["transcript"])
-    assert [turn.text for turn in transcript.turns[1:]] == ["Hello!", answer]
-    session = fm.LanguageModelSession.from_transcript(transcript)
-    same = json.loads(session.log_feedback(fm.Sentiment.NEGATIVE, desired_output="x"))
-    assert {key: value for key, value in same.items() if key in ("version", "type", "transcript")} == {
-        key: written[key] for key in ("version", "type", "transcript")
-    }
-    page.get_by_role("button", name="Bad answer", pressed=True).wait_for()
-    page.get_by_role("button", name="Good answer").click()
-    page.click("#feedback button[value=cancel]")  # nothing is saved
-    assert page.locator("#feedback").is_hidden()
+def test_feedback_is_a_file_in_the_format_of_sessions(browser: Browser, url: str, tmp_path: Path) -> None:
+    with opened_page(browser, url.replace("127.0.0.1", "localhost")) as page:  # without tools, which the model would call
+        page.fill("#settings [name=instructions]", "You answer briefly.")
+        prompt = "Repeat: one two three four five six seven."
+        ask(page, prompt)
+        answer = last_answer(page)
+        page.get_by_role("button", name="Bad answer").click()
+        page.select_option("#feedback [name=category]", "tooVerbose")
+        page.fill("#feedback [name=comment]", "too long")
+        page.fill("#feedback [name=desired]", "Waves.")
+        shot(page, "feedback")
+        with page.expect_download() as download:
+            page.click("#feedback button[value=save]")
+        download.value.save_as(tmp_path / "feedback.json")
+        written = json.loads((tmp_path / "feedback.json").read_text())
+        assert written["sentiment"] == "negative"
+        assert written["issues"] == [{"category": "tooVerbose", "explanation": "too long"}]
+        transcript = fm.Transcript.parse(written["transcript"])
+        assert [turn.text for turn in transcript.turns[1:]] == [prompt, answer]
+        session = fm.LanguageModelSession.from_transcript(transcript)
+        same = json.loads(session.log_feedback(fm.Sentiment.NEGATIVE, desired_output="x"))
+        assert {key: value for key, value in same.items() if key in ("version", "type", "transcript")} == {
+            key: written[key] for key in ("version", "type", "transcript")
+        }
+        page.get_by_role("button", name="Bad answer", pressed=True).wait_for()
+        page.get_by_role("button", name="Good answer").click()
+        page.click("#feedback button[value=cancel]")  # nothing is saved
+        assert page.locator("#feedback").is_hidden()
 
 
 def test_past_conversations_are_kept_and_deleted(page: Page, address: str) -> None:
