@@ -11,6 +11,7 @@ import pytest
 
 from openafm.data.drawing.camera import CONDITIONS, Geometry, draw_geometry, shoot
 from openafm.data.drawing.canvas import Canvas
+from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.flyers import generator
 from openafm.data.drawing.flyers.content import draw_content
 from openafm.data.drawing.flyers.designs import DESIGNS
@@ -45,6 +46,15 @@ def test_independent_check_finds_no_error():
     for index, (language, split) in enumerate([("en", "train"), ("de", "held_out"), ("ja", "train"), ("vi", "held_out")]):
         drawn = draw(index, language, split)
         assert list(flyers.check(drawn)) == []
+
+
+def test_a_text_that_is_part_of_another_is_not_taken_for_it():
+    try:  # its time is "1", its address ends with "15" and is asked for
+        drawn = draw_document(flyers, "flyers", "tr", "train", 11, 2026)
+    except FontMissingError as error:
+        pytest.skip(str(error))
+    assert {"1", "Eski Değirmen, Okul Sokak 15"} < {region.label for region in drawn.images[0].regions}
+    assert list(flyers.check(drawn)) == []
 
 
 def test_check_finds_planted_errors():

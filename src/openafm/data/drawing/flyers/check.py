@@ -58,7 +58,8 @@ def _question_errors(drawn: Drawn, log: dict[str, Any]) -> Iterator[str]:
             yield "the answer is not the transcription"
         if question.kind in ("ground.box", "refer.box"):
             is_ground = question.kind == "ground.box"
-            text = next((label for label in regions if label in question.question), "") if is_ground else question.answer
+            named = max((label for label in regions if label in question.question), key=len, default="")
+            text = named if is_ground else question.answer
             boxes = list(boxes_of(question.answer if is_ground else question.question, image.width, image.height))
             if text not in regions or len(boxes) != 1:
                 yield f"{question.question!r} names no drawn text or no box"
