@@ -20,7 +20,8 @@ LayerPass = Callable[[Tensor, AttentionContext], Tensor]
 def recompute_layers(model: Decoder, layers: Iterable[int], *, keep_attention: bool = False) -> None:
     """Make these layers keep their input only, and the keys and values that they store, until the backward pass.
 
-    With `keep_attention` they also keep the outputs of attention kernels, which are not computed again.
+    With `keep_attention` they also keep the outputs of attention kernels, which are not computed again. Short documents in
+    bf16 on CPUs have no such kernel (`short_attention.py`): their attention is computed again.
     Layers keep their names and parameters. Install it before FSDP, whose hooks must lie outside of the recomputation.
     """
     for index in layers:
