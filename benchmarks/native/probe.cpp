@@ -21,13 +21,19 @@ extern "C" AVX512 int32_t probe_products(int64_t rounds) {
     return _mm512_reduce_add_epi32(x);
 }
 
+const bool IS_INTEL = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+
 // Reads all of it, in order; num_bytes is a multiple of 512. Fetched ahead as the kernels do, which is up to a tenth faster.
 extern "C" AVX512 int32_t probe_stream(const uint8_t *data, int64_t num_bytes) {
     __m512i sum[8];
     for (int i = 0; i < 8; i++) sum[i] = _mm512_setzero_si512();
     for (int64_t at = 0; at < num_bytes; at += 512)
         for (int i = 0; i < 8; i++) {
-            _mm_prefetch((const char *)data + at + 64 * i + 4096, _MM_HINT_NTA);
+            const char *ahead = (const char *)data + at + 64 * i + 4096;
+            if (IS_INTEL)
+                _mm_prefetch(ahead, _MM_HINT_T0);
+            else
+                _mm_prefetch(ahead, _MM_HINT_NTA);
             sum[i] = _mm512_xor_si512(sum[i], _mm512_loadu_si512(data + at + 64 * i));
         }
     for (int i = 1; i < 8; i++) sum[0] = _mm512_xor_si512(sum[0], sum[i]);

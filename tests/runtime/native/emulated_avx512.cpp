@@ -12,8 +12,8 @@
 #include "numbers.h"
 
 enum { NEAREST };
-#define _MM_HINT_NTA NEAREST
-#define _mm_prefetch(address, hint) (void)(address)
+
+void fetch_once(const uint8_t *) {}
 
 struct Integers {
     int32_t lane[16];
@@ -112,7 +112,6 @@ Integers broadcast(const void *four) {
     return _mm512_set1_epi32(word);
 }
 
-enum { ONE_ROW_AHEAD = 4096 };
 #include "groups_avx512.h"
 
 namespace {

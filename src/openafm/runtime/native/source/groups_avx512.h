@@ -1,5 +1,5 @@
-// Groups of 4 and 8 bits for AVX-512 with VNNI. The including file provides the intrinsics, `add_products` and `broadcast`;
-// tests/runtime/native/emulated_avx512.cpp emulates them.
+// Groups of 4 and 8 bits for AVX-512 with VNNI. The including file provides the intrinsics, `add_products`, `broadcast` and
+// `fetch_once`; tests/runtime/native/emulated_avx512.cpp emulates them.
 #pragma once
 #include <vector>
 
@@ -18,7 +18,7 @@ inline void add_block(const uint8_t *const *codes, const int8_t *const *a, int a
 #pragma GCC unroll 2
         for (int t = 0; t < T; t++) {
             const __m512i w = _mm512_loadu_si512(codes[t] + v * 64);
-            if (N == 1) _mm_prefetch((const char *)codes[t] + v * 64 + ONE_ROW_AHEAD, _MM_HINT_NTA);
+            if (N == 1) fetch_once(codes[t] + v * 64);
             bytes[t][0] = BITS == 4 ? _mm512_and_si512(w, mask) : _mm512_xor_si512(w, flip);
             if (BITS == 4) bytes[t][1] = _mm512_and_si512(_mm512_srli_epi16(w, 4), mask);
         }

@@ -21,6 +21,17 @@ enum {
     ROWS_AHEAD = 16384     // and where it is not
 };
 
+const bool IS_INTEL = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+
+// Prefetches weights that are read once. Intel's non-temporal prefetches hold the few line buffers of the L1 cache until memory
+// answers: a core of a Cascade Lake reads 6.5 GB/s with them and 11 with prefetches into all caches.
+inline void fetch_once(const uint8_t *codes) {
+    if (IS_INTEL)
+        _mm_prefetch((const char *)codes + ONE_ROW_AHEAD, _MM_HINT_T0);
+    else
+        _mm_prefetch((const char *)codes + ONE_ROW_AHEAD, _MM_HINT_NTA);
+}
+
 }  // namespace
 
 #include "groups_avx512.h"
@@ -44,7 +55,7 @@ inline void store(__m512i sums, float zero, int32_t x_sum, float x_scale, const 
 template <int N>
 inline void fetch(const uint8_t *codes) {
     if (N == 1)
-        _mm_prefetch((const char *)codes + ONE_ROW_AHEAD, _MM_HINT_NTA);
+        fetch_once(codes);
     else
         _mm_prefetch((const char *)codes + ROWS_AHEAD, _MM_HINT_T1);
 }
