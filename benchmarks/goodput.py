@@ -229,9 +229,9 @@ def daly_goodput(mtbf_s: float, interval_s: float, checkpoint_s: float, restart_
 
 
 def write_text(folder: Path) -> None:
-    """Write a corpus of words in random order."""
+    """Write a corpus of words in random order, which are enough for the vocabulary of nano."""
     chance = random.Random(0)
-    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(3000)]
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(12_000)]
     folder.mkdir()
     lines = (" ".join(chance.choices(words, k=60)) for _ in range(4000))
     (folder / "words.txt").write_text("\n\n".join(lines), encoding="utf-8")
