@@ -33,6 +33,7 @@ from urllib.parse import quote, unquote
 
 from openafm.core.errors import UsageError
 from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.schema_keywords import explained
 
 _TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _OBJECT_KEYS = {"properties", "required", "additionalProperties", "patternProperties"}
@@ -87,7 +88,7 @@ def schema_text(schema: JsonSchema) -> str:
     try:
         return _SchemaTextWriter(schema).text()
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise SchemaTextError(f"not a JSON Schema ({error}): {schema!r}") from error
+        raise SchemaTextError(f"not a JSON Schema ({explained(schema, error)}): {schema!r:.300}") from error
 
 
 def ordered_properties(schema: Mapping[str, Any]) -> list[str]:

@@ -162,6 +162,7 @@ def test_engine_options_inside_a_schema_are_ignored() -> None:
         {"type": "string", "pattern": "("},
         {"type": "string", "pattern": "(?=a)b"},
         {"type": "number", "minimum": "a"},
+        {"type": "array", "minItems": "x"},
         {"properties": {"a": 3}},
         {"properties": []},
         {"const": float("nan")},
@@ -178,6 +179,11 @@ def test_engine_options_inside_a_schema_are_ignored() -> None:
 def test_unenforceable_schemas_raise(schema: Any) -> None:
     with pytest.raises(UnsupportedSchemaError):
         COMPILER.json_schema(schema)
+
+
+def test_the_incorrect_keyword_is_named() -> None:
+    with pytest.raises(UnsupportedSchemaError, match=r"\$\.items\.minimum: expected a number, got 'a'"):
+        COMPILER.json_schema({"type": "array", "items": {"type": "number", "minimum": "a"}})
 
 
 def test_the_given_schema_is_unchanged() -> None:

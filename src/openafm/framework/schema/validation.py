@@ -8,7 +8,7 @@ only. Results are memoized by schema and value, which makes nested `anyOf` polyn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
@@ -16,15 +16,10 @@ from urllib.parse import unquote
 from openafm.framework.errors import InvalidGenerationSchemaError, SchemaFormatError, UnsupportedGuideError
 from openafm.framework.schema.linear_regex import WorkBudget, linear_regex
 from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.schema_keywords import keyword_problem, subschemas
 from openafm.tokenizer.schema_text import compact_json
 
-_TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")  # apply to the value itself
-_SCHEMA_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_SCHEMA_MAPS = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-_SCHEMAS = ("items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else")
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
-_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _REFUSED = ("$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems")
 
 
@@ -76,7 +71,7 @@ class Validator:
         _check_keywords(schema, path)
         self._checked.add(id(schema))
         self._check_reference(schema, path)
-        for _, location, below in _subschemas(schema):
+        for _, location, below in subschemas(schema):
             self._check(below, f"{path}.{location}", has_identifier)
 
     def _check_reference(self, schema: Mapping[str, Any], path: str) -> None:
@@ -103,12 +98,12 @@ class Validator:
         active.add(id(schema))
         if "$ref" in schema:
             self._check_cycles(self.resolve(schema["$ref"]), active, done)
-        for keyword, _, below in _subschemas(schema):
+        for keyword, _, below in subschemas(schema):
             if keyword in _IN_PLACE:
                 self._check_cycles(below, active, done)
         active.discard(id(schema))
         done.add(id(schema))
-        for _, _, below in _subschemas(schema):
+        for _, _, below in subschemas(schema):
             self._check_cycles(below, set(), done)
 
 
@@ -246,62 +241,15 @@ class Validation:
         return bool(value == literal)
 
 
-def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Return keyword, location and schema of each direct subschema."""
-    for keyword in _SCHEMAS:
-        if keyword in schema:
-            yield keyword, keyword, schema[keyword]
-    for keyword in _SCHEMA_LISTS:
-        for index, below in enumerate(schema.get(keyword, ())):
-            yield keyword, f"{keyword}[{index}]", below
-    for keyword in _SCHEMA_MAPS:
-        for name, below in schema.get(keyword, {}).items():
-            yield keyword, f"{keyword}.{name}", below
-
-
 def _check_keywords(schema: Mapping[str, Any], path: str) -> None:
-    for name, (is_allowed, expected) in _KEYWORDS.items():
-        if name in schema and not is_allowed(schema[name]):
-            raise _malformed(f"{path}.{name}", f"{expected}, got {schema[name]!r:.100}")
+    if problem := keyword_problem(schema):
+        raise _malformed(f"{path}.{problem[0]}", problem[1])
     for pattern in [*schema.get("patternProperties", ()), *([schema["pattern"]] if "pattern" in schema else ())]:
         linear_regex(pattern)  # raises for patterns that cannot be checked
 
 
 def _malformed(path: str, message: str) -> SchemaFormatError:
     return SchemaFormatError(f"incorrect schema format: {path}: {message}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value not in (math.inf, -math.inf, math.nan)
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
-
-
-_KEYWORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "type": (
-        lambda value: value in _TYPES if isinstance(value, str) else _is_names(value) and set(value) <= set(_TYPES),
-        f"a type is one of {', '.join(_TYPES)}",
-    ),
-    "enum": (lambda value: isinstance(value, list), "expected a list"),
-    "required": (_is_names, "expected a list of strings"),
-    "pattern": (lambda value: isinstance(value, str), "expected a string"),
-    "multipleOf": (lambda value: _is_number(value) and value > 0, "expected a positive number"),
-    "uniqueItems": (lambda value: isinstance(value, bool), "expected a boolean"),
-    "dependentRequired": (
-        lambda value: isinstance(value, Mapping) and all(map(_is_names, value.values())),
-        "expected an object of lists of strings",
-    ),
-}
-_KEYWORDS |= {name: (_is_number, "expected a number") for name in _NUMBERS if name != "multipleOf"}
-_KEYWORDS |= dict.fromkeys(_COUNTS, (_is_count, "expected a non-negative integer"))
-_KEYWORDS |= {name: (lambda value: isinstance(value, Mapping), "expected an object of schemas") for name in _SCHEMA_MAPS}
-_KEYWORDS |= {name: (lambda value: isinstance(value, list), "expected a list of schemas") for name in _SCHEMA_LISTS}
 
 
 def _has_type(value: Any, expected: str) -> bool:

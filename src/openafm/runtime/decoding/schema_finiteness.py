@@ -75,7 +75,8 @@ def _is_finite(schema: JsonSchema, root: JsonSchema, finite: set[int]) -> bool:
         return all(known(properties.get(name, others)) for name in schema.get("required") or ())
     if kinds in ("array", ["array"]):
         first = list(schema.get("prefixItems") or ())
-        needed = int(schema.get("minItems") or 0)
+        least = schema.get("minItems")
+        needed = int(least) if isinstance(least, int | float) else 0  # the engine refuses other values
         return all(map(known, first[:needed])) and (needed <= len(first) or known(schema.get("items")))
     return True
 

@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError, lowered_schema
 from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.schema_keywords import explained
 from openafm.tokenizer.schema_text import ordered_properties
 
 LARGEST_NUMBER = 10**18
@@ -78,7 +79,7 @@ def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
         any_json = _any_definitions(None if not _has_intersection(lowered) else _MAX_ANY_DEPTH)
         return rewritten | {"$defs": {**rewritten.get("$defs", {}), **leaves.definitions, **any_json}}
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise UnsupportedSchemaError(f"the schema is malformed ({error}): {schema!r:.300}") from error
+        raise UnsupportedSchemaError(f"the schema is malformed ({explained(schema, error)}): {schema!r:.300}") from error
 
 
 def _any_definitions(depth: int | None) -> JsonSchema:
