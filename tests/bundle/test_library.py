@@ -117,8 +117,15 @@ def test_pull_from_a_folder_and_a_file_url(made: Path, tmp_path: Path) -> None:
             pull_copy(str(shipped), "small")
     with pytest.raises(UsageError, match="names the machine elsewhere"):
         pull_copy("file://elsewhere/bundle")
-    with pytest.raises(BundleError):
-        pull_copy(str(tmp_path / "absent"))
+
+
+def test_a_source_that_is_no_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in ("absent", (tmp_path / "absent").as_uri(), "ftp://server/bundle"):
+        assert run(["pull", source]) == 2
+        message = capsys.readouterr().err
+        assert f"{source} is not a folder" in message
+        for accepted in ("the folder of a bundle", "file:///PATH", "http(s)://SERVER", "OWNER/NAME"):
+            assert accepted in message
 
 
 def test_a_tampered_folder_is_not_installed(made: Path, tmp_path: Path) -> None:

@@ -48,11 +48,18 @@ def pull_copy(source: str, name: str | None = None) -> PulledBundle:
     """Copy a bundle from a folder or file URL, verified, atomically.
 
     Raises:
-        UsageError: a bundle of this name exists with other content, or the URL is of another machine.
+        UsageError: there is no such folder, the URL is of another machine, or a bundle of this name exists with other
+            content.
         BundleError, BundleTamperedError: the folder is not a bundle, or is damaged.
         OutOfSpaceError: it does not fit on the disk.
     """
-    bundle = Bundle(_local_path(source))
+    path = _local_path(source)
+    if not path.is_dir():
+        raise UsageError(
+            f"{source} is not a folder; pull takes the folder of a bundle, file:///PATH, http(s)://SERVER of `openafm share`,"
+            " or OWNER/NAME of the Hugging Face hub"
+        )
+    bundle = Bundle(path)
     bundle.verify()
     place = bundle_place(name or bundle.name)
     if (installed := _installed(place, bundle.signature)) is not None:
