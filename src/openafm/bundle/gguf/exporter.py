@@ -15,8 +15,7 @@ from openafm.bundle.gguf.architecture import INTERLEAVED_FAMILIES, ROPE_FACTORS,
 from openafm.bundle.gguf.tokenizer import file_tokenizer
 from openafm.bundle.gguf.writer import WRITTEN_TYPES, TensorToWrite, write_gguf
 from openafm.bundle.hugging_face.chat.jinja_source import jinja_source
-from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.hugging_face.exporter import ExportReport, check_text_only, checkpoint_config, ordered_rows
+from openafm.bundle.hugging_face.exporter import ExportReport, check_exportable, checkpoint_config, ordered_rows
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.core.errors import UsageError
 
@@ -40,9 +39,7 @@ def export_gguf(bundle: Bundle, place: Path, *, type: GGUFType = "stored") -> Ex
     """
     if place.exists():
         raise UsageError(f"{place} exists; choose another file")
-    if bundle.numerics.is_compressed:
-        raise HuggingFaceError(f"{bundle.name} is compressed; export the bundle that it was made from")
-    check_text_only(bundle)
+    check_exportable(bundle)
     values = checkpoint_config(bundle.config)
     metadata = {"general.architecture": values["model_type"], "general.name": bundle.name, **file_metadata(values)}
     metadata |= file_tokenizer(bundle.tokenizer, bundle.config.vocab_size, bundle.template.stop_token(bundle.tokenizer))

@@ -65,9 +65,7 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
     """
     if place.exists():
         raise UsageError(f"{place} exists; choose another folder")
-    if bundle.numerics.is_compressed:
-        raise HuggingFaceError(f"{bundle.name} is compressed; export the bundle that it was made from")
-    check_text_only(bundle)
+    check_exportable(bundle)
     values, lost = exported_config(bundle.config)
     bundle.verify()
     source, notes = jinja_source(bundle.template, bundle.tokenizer)
@@ -98,12 +96,17 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
     return ExportReport(path=place, family=str(values["model_type"]), notes=notes)
 
 
-def check_text_only(bundle: Bundle) -> None:
-    """Check that a bundle has no vision encoder, which no export writes.
+def check_exportable(bundle: Bundle) -> None:
+    """Check that a bundle is not compressed and has no vision encoder, which no export writes.
 
     Raises:
-        HuggingFaceError: it has one.
+        HuggingFaceError: it is, or has one.
     """
+    if bundle.numerics.is_compressed:
+        raise HuggingFaceError(
+            f"{bundle.name} is compressed; export the bundle that it was made from, or its decoded weights:"
+            f" `openafm compress decode {bundle.name}`, then export {bundle.name}-decoded"
+        )
     if isinstance(bundle.config, MultimodalConfig):
         raise HuggingFaceError(f"{bundle.name} has a vision encoder, which exports do not support; export a text model")
 
