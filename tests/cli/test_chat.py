@@ -106,6 +106,7 @@ def test_input_that_is_not_utf_8_is_explained(
         captured = capsys.readouterr().err
         assert place in captured
         assert "iconv" in captured
+        assert "encode_bytes" not in captured
         assert code == (2 if errors == "strict" else 0 if command == "chat" else 1)
 
 

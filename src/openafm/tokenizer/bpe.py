@@ -365,9 +365,9 @@ def _unencodable(text: str, position: int) -> str:
     if "\udc80" <= character <= "\udcff":  # Python's form of a byte that it could not decode
         return (
             f"character {position} of the text is the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8; convert the"
-            " text, such as with iconv -f latin1 -t utf-8, or encode its bytes with encode_bytes()"
+            " text, such as with iconv -f latin1 -t utf-8"
         )
     return (
         f"character {position} of the text is half of a surrogate pair ({character!r}); fix the text, such as with"
-        " text.encode('utf-16', 'surrogatepass').decode('utf-16') for two halves, or encode its bytes with encode_bytes()"
+        " text.encode('utf-16', 'surrogatepass').decode('utf-16') for two halves"
     )
