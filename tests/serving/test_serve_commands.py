@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import json
+import os
+import signal
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -84,6 +89,33 @@ def test_play_shows_no_address_before_an_error(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "has no tools" in shown.err
+
+
+def test_sigterm_ends_the_playground(tmp_path: Path) -> None:
+    """It leaves no message and no temporary folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    environment = {**os.environ, "OPENAFM_HOME": str(tmp_path / "home"), "TMPDIR": str(folder)}
+    arguments = [sys.executable, "-m", "openafm", "play", "--model", "nano", "--no-browser"]
+    with subprocess.Popen(arguments, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            wait_until(lambda: is_ready(url))
+            assert list(folder.glob("openafm-play-*"))
+            process.send_signal(signal.SIGTERM)
+            errors = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert errors == ""
+    assert list(folder.glob("openafm-play-*")) == []
+
+
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health/ready").status_code == 200
+    return False
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

@@ -26,6 +26,7 @@ from openafm.annotation.people import routes
 from openafm.annotation.people.accounts import Accounts, Role
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import OutOfSpaceError
+from openafm.core.termination import ends_on_sigterm
 from openafm.serving.config import ServerConfig, ServerSetupError, is_loopback
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -146,7 +147,7 @@ def serve(app: ASGIApp, accounts: Accounts, config: WebConfig, announce: Callabl
     from openafm.serving.server import bind, uvicorn_config
 
     settings = config.server()
-    with bind(settings) as bound:
+    with ends_on_sigterm(), bind(settings) as bound:
         bound.listen()  # a browser that opens the announced address waits instead of being refused
         shown = "localhost" if config.host in ("0.0.0.0", "::", "127.0.0.1") else config.host
         url = config.public_url or f"{'https' if config.tls_certificate else 'http'}://{shown}:{bound.getsockname()[1]}"

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from openafm.cli.output import JsonOption, counted, print_json, print_text
+from openafm.core.termination import ends_on_sigterm
 
 
 def keygen(
@@ -51,10 +52,8 @@ def serve(
             f"serving {', '.join(offered)}\n\n  openafm adapter pull {url} NAME --key {public}\n\nCtrl-C stops the server"
         )
     sys.stdout.flush()  # a parent process may wait for these lines on a pipe
-    try:
+    with ends_on_sigterm(), server:
         server.serve_forever()
-    finally:
-        server.server_close()
 
 
 def pull(

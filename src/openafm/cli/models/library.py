@@ -11,6 +11,7 @@ import typer
 
 from openafm.cli.output import JsonOption, counted, human_bytes, print_json, print_table, print_text
 from openafm.core.errors import UsageError
+from openafm.core.termination import ends_on_sigterm
 
 if TYPE_CHECKING:
     from openafm.bundle.library.entries import LibraryEntry
@@ -148,7 +149,5 @@ def share(
         commands = "\n".join(f"  openafm pull {url} {name} --key {public}" for name in offered)
         print_text(f"serving {', '.join(offered)}\n\n{commands}\n\nCtrl-C stops the server")
     sys.stdout.flush()  # a parent process may wait for these lines on a pipe
-    try:
+    with ends_on_sigterm(), server:
         server.serve_forever()
-    finally:
-        server.server_close()

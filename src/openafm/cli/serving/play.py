@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from openafm.cli.output import print_text
+from openafm.core.termination import ends_on_sigterm
 
 
 def play(
@@ -38,12 +40,13 @@ def play(
         tool_token=token,
     )
     check_setup(config)
-    with bind(config) as bound, tempfile.TemporaryDirectory(prefix="openafm-play-") as folder:
+    with ends_on_sigterm(), bind(config) as bound, tempfile.TemporaryDirectory(prefix="openafm-play-") as folder:
         bound.listen()  # the browser waits until the server accepts
         url = f"http://localhost:{bound.getsockname()[1]}" + (f"/#token={token}" if token else "")
 
         def announce() -> None:
             print_text(f"{url}\n\nCtrl-C stops the playground")
+            sys.stdout.flush()  # a parent process may wait for the address on a pipe
             if browser:
                 _open_page(url, Path(folder))
 

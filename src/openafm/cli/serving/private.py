@@ -13,6 +13,7 @@ from openafm.cli.output import JsonOption, print_json, print_text
 from openafm.cli.serving.serve import HostOption
 from openafm.core.errors import UsageError
 from openafm.core.terminal import escaped
+from openafm.core.termination import ends_on_sigterm
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -222,7 +223,7 @@ def _run(application: ASGIApp, host: str, port: int, json: bool) -> None:
     from openafm.serving.server import bind, uvicorn_config
 
     config = ServerConfig(host=host, port=port)
-    with bind(config) as bound:
+    with ends_on_sigterm(), bind(config) as bound:
         url = f"http://{'localhost' if host == '127.0.0.1' else host}:{bound.getsockname()[1]}"
         print_json({"url": url}) if json else print_text(f"{url}\n\nCtrl-C stops the server")
         sys.stdout.flush()  # a parent process may wait for this line on a pipe

@@ -11,6 +11,7 @@ import typer
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_text
 from openafm.core.errors import UsageError
+from openafm.core.termination import ends_on_sigterm
 
 if TYPE_CHECKING:
     from openafm.serving.config import ServerConfig
@@ -83,7 +84,7 @@ def serve(
     if private is not None:
         config = _private_config(private, config)
     check_setup(config)
-    with bind(config) as bound:
+    with ends_on_sigterm(), bind(config) as bound:
         scheme = "https" if tls_cert else "http"
         shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host
         url = f"{scheme}://{shown}:{bound.getsockname()[1]}"

@@ -10,6 +10,7 @@ import typer
 
 from openafm.cli.output import JsonOption, print_json, print_text
 from openafm.core.errors import UsageError
+from openafm.core.termination import ends_on_sigterm
 
 if TYPE_CHECKING:
     from openafm.rl.prompts import RLPrompt
@@ -77,7 +78,7 @@ def serve_rewards(
         raise UsageError(
             f"cannot listen at {host}:{port} ({error.strerror or error}); choose another --host or --port"
         ) from error
-    with server:
+    with ends_on_sigterm(), server:
         print(f"serving {model} at {server.url}", file=sys.stderr, flush=True)
         server.serve_forever()
 
