@@ -28,23 +28,30 @@ class LimitedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
     _num_header_bytes = 0
-    _num_unfinished = 0  # bytes of calls that did not complete the headers
+    _is_unfinished = True  # headers, body or trailers of a request are to come
+    _has_progress = False  # in the present call of `data_received`
+    _num_unfinished = 0  # bytes of the calls since the last progress
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline = self.loop.call_later(self.header_seconds, transport.close)
 
     def data_received(self, data: bytes) -> None:
+        self._has_progress = False
         super().data_received(data)
-        if self._deadline is not None and not self.transport.is_closing():
+        if self._has_progress:  # the data may have the end of one request and the start of the next
+            self._num_unfinished = 0
+        elif self._is_unfinished and not self.transport.is_closing():
             self._num_unfinished += len(data)
-            if self._num_unfinished > MOST_HEADER_BYTES:  # one header of which the parser has not found the end
+            if self._num_unfinished > MOST_HEADER_BYTES:  # a header or trailer of which the parser has not found the end
                 self.send_400_response(f"The headers are larger than {MOST_HEADER_BYTES:,} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0
+        self._is_unfinished = True
         if self._deadline is None:  # a later request of this connection
+            self._has_progress = True
             self._deadline = self.loop.call_later(self.header_seconds, self.transport.close)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -55,8 +62,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop()
-        self._num_unfinished = 0
+        self._has_progress = True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_progress = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_unfinished = False
+        super().on_message_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
