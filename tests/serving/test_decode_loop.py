@@ -117,6 +117,18 @@ def test_work_beside_a_step_runs_once_for_each_step() -> None:
     assert engine.steps == [{0: 1, 1: 1}]
 
 
+def test_steps_of_one_kind_are_one_step_in_any_order() -> None:
+    engine = CountingEngine()
+    sequences = [engine.new_sequence() for _ in range(4)]
+    compute(
+        [
+            Step(engine, sequence, [number + 1], "all" if number % 2 else "last", None)
+            for number, sequence in enumerate(sequences)
+        ]
+    )
+    assert engine.steps == [{0: 1, 2: 1}, {1: 1, 3: 1}]
+
+
 def test_the_thread_ends_without_answers_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_loop, "IDLE_SECONDS", 0.01)
     engine, loops = CountingEngine(), DecodeLoops()

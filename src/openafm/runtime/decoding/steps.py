@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as List
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +50,10 @@ class Step:
 
 def compute(steps: List[Step]) -> None:
     """Compute steps of engines beside each other. An error belongs to the step that causes it, not to the others."""
-    for _, group in groupby(steps, key=lambda step: step.logits_of):
-        together = list(group)
+    groups: dict[LogitsOf, list[Step]] = {}
+    for step in steps:
+        groups.setdefault(step.logits_of, []).append(step)
+    for together in groups.values():
         try:
             _compute(together)
         except BaseException as error:
