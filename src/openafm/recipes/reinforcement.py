@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import nearest, override
+from openafm.core.errors import OpenAFMError
 from openafm.core.executors import ExecutorConfig
 from openafm.models.accounting import num_parameters
 from openafm.recipes.config import UnknownRecipeError, summary_of
@@ -19,9 +21,12 @@ from openafm.recipes.prepare import default_bundle
 from openafm.recipes.run import RunInterruptedError, StartBundleError
 from openafm.recipes.trained_weights import trained_weights
 from openafm.rl.config import RLConfig
+from openafm.training.observability.metrics import read_metrics
 
 if TYPE_CHECKING:
     from openafm.rl.run import RLResult
+
+_REASONS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,10 @@ class RLRecipe:
 
 
 RL_RECIPES = (RLRecipe(name="on_device.rlhf", sizes=("micro", "nano"), starts_from="on_device.sft", build=rlhf),)
+
+
+class NoSamplesError(OpenAFMError):
+    """A run trained on no sample, so its policy is the one that it started from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +144,7 @@ def run_rl_recipe(
     Raises:
         StartBundleError: `name` is the bundle that the run starts from.
         RunInterruptedError: SIGTERM or Ctrl-C stopped the run; its state is saved.
+        NoSamplesError: every sample was dropped. No bundle is written.
         Errors of `train_policy`.
     """
     from openafm.rl.run import train_policy, updater_device
@@ -151,6 +161,7 @@ def run_rl_recipe(
 
 
 def _finish(config: RLConfig, folder: Path, name: str, result: RLResult) -> PolicyResult:
+    _check_trained(folder)
     bundle = _write(config, folder, name)
     return PolicyResult(
         bundle=str(bundle.path),
@@ -160,6 +171,22 @@ def _finish(config: RLConfig, folder: Path, name: str, result: RLResult) -> Poli
         seconds=result.seconds,
         replaced=result.replaced,
         figures={} if result.figures is None else asdict(result.figures),
+    )
+
+
+def _check_trained(folder: Path) -> None:
+    """Check that a finished run has trained on samples."""
+    lines = read_metrics(folder)
+    if not lines or lines[-1].get("trained", 0):
+        return
+    reasons: Counter[str] = Counter()
+    for line in lines:
+        reasons.update(line.get("errors", {}))
+    most = "; ".join(f"{count:,} times: {reason}" for reason, count in reasons.most_common(_REASONS))
+    stale = f" and {lines[-1]['stale']:,} were too old" if lines[-1].get("stale") else ""
+    raise NoSamplesError(
+        f"the run trained on no sample: {reasons.total():,} of {lines[-1]['generated']:,} were dropped{stale}; no bundle is"
+        f" written. {most or 'No reason is stored'}"
     )
 
 
