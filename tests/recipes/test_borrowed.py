@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import torch
 from openafm.bundle import open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.core.config import ConfigError
+from openafm.core.pieces import join_pieces
 from openafm.models.sizes import named_size
 from openafm.recipes.borrowed import run
 from openafm.recipes.borrowed.__main__ import main
@@ -65,6 +67,34 @@ def test_bundles_get_16_bits_only_without_room(tmp_path: Path) -> None:
     assert len(pieces) == 4
     with pytest.raises(RoomError, match=r"1,657,376 parameters take 4 MB, the pieces hold 3 MB"):
         Outbox(replace(config, num_pieces=4), bundle.config, tmp_path, tmp_path / "pieces")
+
+
+@pytest.mark.parametrize("num_pieces", [9, 6])
+def test_a_kill_while_a_bundle_is_replaced_leaves_a_whole_one(
+    tmp_path: Path, num_pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = open_bundle(micro_bundle(tmp_path / "micro"))
+    config = BorrowedConfig(size="micro", num_pieces=num_pieces, piece_mb=1.0)
+    outbox = Outbox(config, bundle.config, tmp_path / "work", tmp_path / "pieces")
+    outbox.put(bundle, "on_device.sft")
+    kept = tmp_path / "work" / "bundles" / "on_device.sft"
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(temporary: Path, path: Path) -> None:
+        assert temporary.is_dir()
+        shutil.copytree(temporary, temporary.with_name(".on_device.sft.left"))  # a real kill does not clean up
+        raise KilledError
+
+    with monkeypatch.context() as patched, pytest.raises(KilledError):
+        patched.setattr("openafm.core.files._publish", killed)
+        outbox.put(bundle, "on_device.sft")
+    open_bundle(kept).verify()
+    outbox.put(bundle, "on_device.sft")
+    join_pieces(tmp_path / "pieces", tmp_path / "joined")
+    assert [path.name for path in (tmp_path / "joined").iterdir()] == ["on_device.sft"]
+    open_bundle(tmp_path / "joined" / "on_device.sft").verify()
 
 
 def test_a_bundle_leaves_room_for_those_of_later_stages(tmp_path: Path) -> None:
@@ -131,6 +161,20 @@ def test_wrong_options_are_named(
     assert main(["train", "--out", str(tmp_path / "out"), *options]) != 0
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "pieces").exists()
+
+
+@pytest.mark.long
+def test_another_config_and_no_time_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    command = [*TRAIN, "--minutes", "0.34", "--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("cores, 20 s")
+    assert "on_device.sft: no time is left; it ends after a step" in lines
+    assert main([*command, "--set", "trainer.optimizer.learning_rate=0.5"]) == 2
+    assert "choose another --work or remove it" in capsys.readouterr().err
 
 
 def test_pieces_that_do_not_exist_are_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

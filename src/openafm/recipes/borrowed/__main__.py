@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace) -> None:
     from openafm.recipes.borrowed.run import train_borrowed
+    from openafm.training.checkpoints.record import AnotherRunError
 
     if options.natural and not Path(options.natural).is_dir():
         raise UsageError(f"no folder {options.natural}; pass --natural the folder of requests that people wrote")
@@ -89,7 +90,10 @@ def _train(options: argparse.Namespace) -> None:
     )
     work = options.work or data_home() / "runs" / "borrowed"
     options.out.mkdir(parents=True, exist_ok=True)
-    figures = train_borrowed(config, options.out, work, lambda line: print(line, flush=True))
+    try:
+        figures = train_borrowed(config, options.out, work, lambda line: print(line, flush=True))
+    except AnotherRunError as error:  # names the option of `openafm train`
+        raise UsageError(str(error).replace("--output", "--work")) from error
     print(json.dumps(figures))
 
 

@@ -13,6 +13,7 @@ import torch
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.tensor_file import in_memory
 from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.files import atomic_folder
 from openafm.core.pieces import write_pieces
 from openafm.models.accounting import num_parameters
 from openafm.models.config import DecoderConfig
@@ -55,13 +56,15 @@ class Outbox:
     def put(self, bundle: Bundle, stage: str) -> list[Path]:
         """Add the bundle of a stage, or replace the one before, and write all pieces again."""
         with self._lock:
+            for leftover in self._bundles.glob(".*"):  # of a call that was killed while it wrote
+                shutil.rmtree(leftover)
             target = self._bundles / stage
-            shutil.rmtree(target, ignore_errors=True)
             others = (max(least, _num_bytes(self._bundles / each)) for each, least in self._least.items() if each != stage)
             if not bundle.numerics.is_compressed and sum(others) + _num_bytes(bundle.path) > self._room:
                 write_in_16_bits(bundle, target)
             else:
-                shutil.copytree(bundle.path, target)
+                with atomic_folder(target) as folder:
+                    shutil.copytree(bundle.path, folder, dirs_exist_ok=True)
             return write_pieces(self._bundles, self._pieces, self._config.piece_bytes)
 
     @contextmanager

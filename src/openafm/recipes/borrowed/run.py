@@ -68,7 +68,7 @@ def train_borrowed(config: BorrowedConfig, out: Path, work: Path, say: Say) -> d
     """
     end_s = perf_counter() + 60 * config.minutes - config.end_seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    say(f"torch {torch.__version__} on {describe_device(device)}, {num_cores()} cores, {config.minutes:g} minutes")
+    say(f"torch {torch.__version__} on {describe_device(device)}, {num_cores()} cores, {60 * config.minutes:.0f} s")
     source = open_bundle(config.tokenizer)
     model = replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=source.tokenizer.vocab_size)
     outbox = Outbox(config, model, work, out / "pieces")
@@ -81,7 +81,7 @@ def train_borrowed(config: BorrowedConfig, out: Path, work: Path, say: Say) -> d
             packings[stage].result()
             left = share / sum(list(config.stages.values())[number:]) * (end_s - perf_counter())
             run = replace(run, trainer=with_deadline(run.trainer, folder, left))
-            say(f"{stage}: {left:.0f} s")
+            say(f"{stage}: {left:.0f} s" if left > 0 else f"{stage}: no time is left; it ends after a step")
             is_kept = stage in config.kept_stages
             with outbox.following(folder, stage, name, say) if is_kept else nullcontext():
                 try:
