@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import signal
+import statistics
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -95,8 +96,9 @@ class RunResult:
     """The outputs of a finished run and its figures.
 
     `goodput` is the share of the wall time since the first start that was spent in steps; `lost_seconds` is the rest by
-    cause; `starts` is above 1 if a process was killed or stopped. The acceptance and the passes per token are those of a
-    draft model on held-out conversations, greedy.
+    cause; `starts` is above 1 if a process was killed or stopped. `loss_last` is a mean of the last ten logged steps, as is
+    `cross_entropy_last`, the part of a loss that is the data's, if it has others, such as the divergence from a teacher. The
+    acceptance and the passes per token are those of a draft model on held-out conversations, greedy.
     """
 
     bundle: str
@@ -111,13 +113,14 @@ class RunResult:
     goodput: float
     lost_seconds: dict[str, float]
     starts: int
+    cross_entropy_last: float | None = None
     acceptance: float | None = None
     target_passes_per_token: float | None = None
     plain_passes_per_token: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON, without those of draft models for other models."""
-        optional = ("acceptance", "target_passes_per_token", "plain_passes_per_token")
+        """Return the fields as JSON, without those that other runs have."""
+        optional = ("cross_entropy_last", "acceptance", "target_passes_per_token", "plain_passes_per_token")
         return {key: value for key, value in asdict(self).items() if value is not None or key not in optional}
 
 
@@ -354,8 +357,11 @@ def _draft_report(config: RunConfig, bundle: Bundle) -> DraftReport | None:
 
 def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftReport | None) -> RunResult:
     from openafm.training.observability.metrics import read_metrics
+    from openafm.training.run import LAST_STEPS
 
-    losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
+    lines = read_metrics(folder)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    entropies = [line["cross_entropy"] for line in lines if "cross_entropy" in line]
     return RunResult(
         bundle=str(bundle.path),
         signature=bundle.signature,
@@ -369,6 +375,7 @@ def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftR
         goodput=result.goodput.share,
         lost_seconds={cause: round(seconds, 3) for cause, seconds in result.goodput.lost.items()},
         starts=result.goodput.starts,
+        cross_entropy_last=statistics.fmean(entropies[-LAST_STEPS:]) if entropies else None,
         acceptance=None if report is None else report.acceptance,
         target_passes_per_token=None if report is None else report.target_passes_per_token,
         plain_passes_per_token=None if report is None else report.plain_passes_per_token,

@@ -54,6 +54,8 @@ from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState
 from openafm.training.trainer import Trainer
 
+LAST_STEPS = 10
+
 
 class VocabularyMismatchError(UsageError):
     """The data has a larger vocabulary than the model."""
@@ -66,7 +68,7 @@ class TrainingResult:
     Attributes:
         stopped_by: the signal that stopped the run, if any.
         seconds: time spent in steps.
-        loss: mean of the last ten logged steps.
+        loss: mean of the last `LAST_STEPS` logged steps.
         held_out_loss: the last measured one.
     """
 
@@ -295,7 +297,7 @@ def training_result(output: Path, state: TrainingState | CheckpointRecord, stopp
         num_steps=state.num_steps,
         num_tokens=state.num_tokens,
         seconds=state.seconds,
-        loss=statistics.fmean(losses[-10:]) if losses else None,
+        loss=statistics.fmean(losses[-LAST_STEPS:]) if losses else None,
         held_out_loss=held_out[-1] if held_out else None,
         goodput=goodput(read_process_times(output / GOODPUT)),
         stopped_by=stopped_by,

@@ -94,6 +94,54 @@ def test_a_model_without_skill_retains_nothing() -> None:
     ]
 
 
+def test_distillation_is_compared_by_the_loss_of_the_data() -> None:
+    """A loss of distillation has the divergence from the teacher too, so it is larger at equal skill."""
+    claim = next(claim for claim in CLAIMS if claim.command == "on_device.distill")
+    dense = {"loss_last": 0.185}
+    for entropy, holds in ((0.150, True), (0.190, False)):
+        distilled = {"loss_last": 0.213, "cross_entropy_last": entropy}
+        figures = {"distillation": {"on_device.distill": distilled}, "pretraining": {"on_device.pretrain": dense}}
+        assert claim.measured(figures) == (
+            f"training loss 0.185, distilled {entropy:.3f} (cross entropy of the data)",
+            holds,
+        )
+
+
+def test_updates_are_compared_with_the_idle_time_of_the_generators() -> None:
+    claim = next(claim for claim in CLAIMS if claim.command == "asynchronous_report")
+
+    def report(seconds: float, idle: float) -> dict[str, object]:
+        parts = {"updater": {"idle_share": 0.9}, "generator-1": {"idle_share": idle}, "generator-2": {"idle_share": idle}}
+        return {"seconds_per_update": seconds, "parts": parts}
+
+    figures = {"rlhf": {"asynchronous_report": report(1.0, 0.05), "synchronous_report": report(2.0, 0.5)}}
+    shown, holds = claim.measured(figures)
+    assert holds
+    assert "generators idle 5% of the time; synchronous 2.00 s, idle 50% (-50%)" in shown
+
+
+def test_a_change_of_the_reward_within_the_noise_is_named() -> None:
+    claim = next(claim for claim in CLAIMS if "raises the reward" in claim.text)
+
+    def measured(rewards: list[float]) -> tuple[str, bool]:
+        return claim.measured({"rlhf": {"report": {"curves": {"reward": rewards}}}})
+
+    shown, holds = measured([0.1, 0.5, 0.3] + [0.3] * 6 + [0.2, 0.5, 0.25])
+    assert shown == "mean reward 0.300 to 0.317, the difference ± 0.148, which is within the noise"
+    assert not holds
+    assert measured([0.30, 0.31, 0.29] + [0.3] * 6 + [0.50, 0.51, 0.49]) == (
+        "mean reward 0.300 to 0.500, the difference ± 0.008",
+        True,
+    )
+    assert measured([0.3, 0.4])[1]
+
+
+def test_dropped_captions_have_their_reasons() -> None:
+    claim = next(claim for claim in CLAIMS if claim.command == "captions")
+    figures = {"captions": {"captions": {"captions": {"short": 0}, "dropped": {"short.endless": 4, "keywords.format": 2}}}}
+    assert claim.measured(figures) == ("none; dropped: 4 short.endless, 2 keywords.format", False)
+
+
 def test_claims_are_in_the_order_of_the_report() -> None:
     sections = [claim.section for claim in measured_claims([], STAGES, "micro")]
     assert len(sections) == len(CLAIMS)

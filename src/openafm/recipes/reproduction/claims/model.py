@@ -83,9 +83,9 @@ def _interleaved(found: Any) -> tuple[str, bool]:
 @claim("3.2.2", "captions/captions", "captions at different levels of detail", "over 5B pairs")
 def _captions(found: Any) -> tuple[str, bool]:
     levels = {name: count for name, count in found["captions"].items() if count}
-    dropped = sum(found["dropped"].values())
+    dropped = ", ".join(f"{count} {reason}" for reason, count in found["dropped"].items()) or "none"
     new = ", ".join(f"{count} {name}" for name, count in levels.items()) or "none"
-    return f"{new}; {dropped} dropped", len(levels) >= 2
+    return f"{new}; dropped: {dropped}", len(levels) >= 2
 
 
 @claim("3.2.3", "images/drawn", "synthetic text-rich images: charts, tables, documents, flyers", "yes", trained=False)

@@ -103,7 +103,7 @@ def _graded(report: Any) -> tuple[str, bool]:
     return f"{shown} (win : tie : loss of fine-tuned against reinforced, simulated graders)", len(groups) == 3
 
 
-@claim("8", "grading/judge", "a judge model grades too", "agreement with people", trained=False)
+@claim("8", "grading/judge", "a judge model grades too", "agreement with people")
 def _judged(judge: Any) -> tuple[str, bool]:
     consistent = judge["consistent"]
     shown = "no verdict" if consistent is None else f"{consistent:.0%} the same in both orders"

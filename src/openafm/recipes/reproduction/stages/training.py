@@ -128,17 +128,26 @@ def post_training_stages(size: str) -> tuple[Stage, ...]:
                     ),
                 ),
                 Command(name="report", words=("rl", "report", "{here}/run", "--json")),
-                Command(
-                    name="synchronous",
-                    words=(
-                        *("rl", "on_device.rlhf", "--size", recipe_size(size), "--output", "{here}/synchronous", "--json"),
-                        *("--generators", "2", "--lag", "0", "--name", "synchronous"),
-                        *steps(int(by_size(size, tiny=2, micro=10, nano=10))),
-                    ),
-                ),
-                Command(name="synchronous_report", words=("rl", "report", "{here}/synchronous", "--json")),
+                *_timed_updates("asynchronous", size, lag=4),
+                *_timed_updates("synchronous", size, lag=0),
             ),
         ),
+    )
+
+
+def _timed_updates(name: str, size: str, lag: int) -> tuple[Command, Command]:
+    """Return the first steps of a run, whose samples have the same lengths at any lag, and its report."""
+    run = f"{{here}}/{name}"
+    return (
+        Command(
+            name=name,
+            words=(
+                *("rl", "on_device.rlhf", "--size", recipe_size(size), "--output", run, "--json"),
+                *("--generators", "2", "--lag", str(lag), "--name", name),
+                *steps(int(by_size(size, tiny=2, micro=10, nano=10))),
+            ),
+        ),
+        Command(name=f"{name}_report", words=("rl", "report", run, "--json")),
     )
 
 
