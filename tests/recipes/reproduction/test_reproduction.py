@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from openafm.core.config import override
 from openafm.core.errors import UsageError
 from openafm.recipes.catalog import build_run
 from openafm.recipes.reproduction.claims.catalog import CLAIMS, measured_claims
+from openafm.recipes.reproduction.next_commands import next_commands
 from openafm.recipes.reproduction.page.page import write_pages
 from openafm.recipes.reproduction.results import StageResult, StageState, read_results
 from openafm.recipes.reproduction.runner import kept_stages, run_stages
@@ -134,7 +136,28 @@ def test_claims_and_page_come_from_the_outputs(tmp_path: Path, capsys: pytest.Ca
     assert "-87.5% (12 against 96)" in page
     assert "left out by --only" in page
     assert run(["reproduce", "report", str(out)]) == 0
-    assert "hold in shape" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "hold in shape" in shown
+    assert f"bundles: {out / 'home'}" in shown
+
+
+def test_the_commands_to_try_next_use_what_was_made(tmp_path: Path) -> None:
+    def done(*names: str) -> list[StageResult]:
+        return [StageResult(name=name, digest="", state=StageState.KEPT, figures={}) for name in names]
+
+    folder = tmp_path / "my run"
+    assert next_commands(folder, "tiny", []) == []
+    found = next_commands(folder, "tiny", done("pretraining", "two_bits", "images", "framework"))
+    assert len(found) == 3
+    verbs = typer.main.get_command(app)
+    for line in found:
+        home, program, *words = shlex.split(line)
+        assert (home, program) == (f"OPENAFM_HOME={folder / 'home'}", "openafm")
+        verb, words = resolved(verbs, words)
+        known = {name for parameter in verb.params for name in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+    failed = [replace(result, state=StageState.FAILED) for result in done("pretraining")]
+    assert next_commands(folder, "tiny", failed) == []
 
 
 def test_a_figure_that_an_output_lacks_is_not_measured(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def _print_plan(
 
 def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> None:
     from openafm.recipes.reproduction.claims.catalog import measured_claims
+    from openafm.recipes.reproduction.next_commands import next_commands
     from openafm.recipes.reproduction.page.page import summary, write_pages
     from openafm.recipes.reproduction.stages.catalog import report_stages
 
@@ -175,7 +176,9 @@ def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> 
     words = {True: "yes", False: "no", None: "-"}
     rows = [(each.section, words[each.holds], each.text, each.reported, shorten(each.ours, HERE_WIDTH)) for each in claims]
     print_table(("section", "holds", "claim", "report", "here"), rows)
-    print_text(f"\n{summary(size, results, claims)}\npage: {html}")
+    print_text(f"\n{summary(size, results, claims)}\npage: {html}\nbundles: {folder / 'home'}")
+    if commands := next_commands(folder, size, results):
+        print_text("\nto try next:\n" + "\n".join(f"  {command}" for command in commands))
 
 
 def _figures(results: list[StageResult], claims: list[MeasuredClaim]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ td { overflow-wrap: break-word; max-width: 28rem } td:first-child, td.yes, td.no
 .yes { color: var(--good) } .no { color: var(--bad) } .none { opacity: .7 }
 pre { overflow-x: auto; font-size: 12px } code { font-size: 12px; overflow-wrap: anywhere }
 svg text { font: 13px system-ui, sans-serif; fill: currentColor } svg .digest { font: 11px monospace; opacity: .75 }
-svg rect { fill: none; stroke: var(--line); stroke-width: 1.5 } svg path { fill: none; stroke: var(--line) }
+svg rect { fill: Canvas; stroke: var(--line); stroke-width: 1.5 } svg path { fill: none; stroke: var(--line) }
 .diagram .done rect, .diagram .kept rect { stroke: var(--good) } .diagram .failed rect { stroke: var(--bad) }
 .diagram .skipped rect { stroke-dasharray: 4 }
 summary { opacity: .7; font-size: 13px }
@@ -74,7 +74,9 @@ Graders, annotators and attackers are scripts.</p>
 <div class="wide"><table>
 <thead><tr><th>section</th><th>stage</th><th>result</th><th>time</th><th>CPU time</th><th>energy</th><th>digest</th>
 </tr></thead><tbody>$stages</tbody></table></div>
-<h2 id="figures">Commands and figures</h2>$details
+<h2 id="figures">Commands and figures</h2>
+<p>{here} stands for the folder of the stage, {web} for that of the stage web, {site} for the address of the generated web
+site, {log.key} for the value key in the output of the command log. Bundles are in the folder home.</p>$details
 </body></html>
 """
 )
