@@ -165,10 +165,12 @@ def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> 
     from openafm.recipes.reproduction.claims.catalog import measured_claims
     from openafm.recipes.reproduction.next_commands import next_commands
     from openafm.recipes.reproduction.page.page import summary, write_pages
+    from openafm.recipes.reproduction.results import release_space
     from openafm.recipes.reproduction.stages.catalog import report_stages
 
     stages = report_stages(size)
     claims = measured_claims(results, stages, size)
+    release_space(folder)
     html, markdown = write_pages(folder, size, stages, results, claims)
     if json:
         print_json(_figures(results, claims) | {"page": str(html), "markdown": str(markdown)})
@@ -176,7 +178,9 @@ def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> 
     words = {True: "yes", False: "no", None: "-"}
     rows = [(each.section, words[each.holds], each.text, each.reported, shorten(each.ours, HERE_WIDTH)) for each in claims]
     print_table(("section", "holds", "claim", "report", "here"), rows)
-    print_text(f"\n{summary(size, results, claims)}\npage: {html}\nbundles: {folder / 'home'}")
+    print_text(f"\n{summary(size, results, claims)}\npage: {html}")
+    if (folder / "home").is_dir():
+        print_text(f"bundles: {folder / 'home'}")
     if commands := next_commands(folder, size, results):
         print_text("\nto try next:\n" + "\n".join(f"  {command}" for command in commands))
 

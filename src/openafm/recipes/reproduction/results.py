@@ -78,6 +78,11 @@ def reserve_space(folder: Path) -> None:
     (folder / _RESERVE).write_bytes(b"\0" * _RESERVED_BYTES)
 
 
+def release_space(folder: Path) -> None:
+    """Give back the space of `reserve_space`, before the page is written."""
+    (folder / _RESERVE).unlink(missing_ok=True)
+
+
 def store_results(folder: Path, size: str, results: Sequence[StageResult]) -> None:
     """Write the outcomes. If the disk is full, the reserved space is used.
 
@@ -88,5 +93,5 @@ def store_results(folder: Path, size: str, results: Sequence[StageResult]) -> No
     try:
         write_json(folder / RESULTS, stored)
     except OutOfSpaceError:
-        (folder / _RESERVE).unlink(missing_ok=True)
+        release_space(folder)
         write_json(folder / RESULTS, stored)

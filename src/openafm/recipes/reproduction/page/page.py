@@ -98,10 +98,10 @@ def summary(size: str, results: Sequence[StageResult], claims: Sequence[Measured
     """Return the counts of claims and the time in one sentence or two."""
     measured = [claim for claim in claims if claim.holds is not None]
     holding = sum(claim.holds is True for claim in measured)
-    minutes = sum(result.seconds for result in results) / 60
+    minutes = round(sum(result.seconds for result in results) / 60)
     text = (
         f"openafm {__version__}, size {size}: {len(measured)} of {len(claims)} claims measured, {holding} hold in shape;"
-        f" {minutes:.0f} minutes, {sum(map(watt_hours, results)):.1f} Wh (estimate)."
+        f" {minutes} minute{'' if minutes == 1 else 's'}, {sum(map(watt_hours, results)):.1f} Wh (estimate)."
     )
     return f"{text} {_TINY}" if size == "tiny" else text
 
