@@ -12,7 +12,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -223,6 +222,8 @@ def write_adapter(
         ForeignFilesError: `path` holds files that openafm did not write.
         OutOfSpaceError: the disk is full; `path` is unchanged.
     """
+    from importlib.metadata import version
+
     from safetensors.numpy import save_file
 
     about = about or AdapterAbout()

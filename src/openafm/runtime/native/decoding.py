@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle import BundleError
-from openafm.compression.astc.matrix import AstcMatrix, decode_matrix
 from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.runtime.native.matrix_layout import MatrixLayout
@@ -57,6 +56,8 @@ def decoded(layout: MatrixLayout, stored: Arrays) -> NDArray[Any]:
 def _values(layout: MatrixLayout, stored: Arrays) -> NDArray[np.float32]:
     shape = (layout.num_outputs, layout.num_inputs)
     if layout.stored == "astc_6x6":
+        from openafm.compression.astc.matrix import AstcMatrix, decode_matrix  # takes a sixth of the start
+
         whole = AstcMatrix.from_tensors(layout.tensor, stored, layout.shape)
         part = slice(layout.index, layout.index + 1)
         minima = None if whole.minima is None else whole.minima[part]
