@@ -35,7 +35,6 @@ from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
 from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, Turn, UserTurn
-from openafm.tokenizer.imported.byte_level import ImportedTokenizer
 from openafm.tokenizer.template import opened
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class OpenafmLM(TemplateLM):  # type: ignore[misc]
         self.batch_size = 8 if str(batch_size).startswith("auto") else int(batch_size)
         self.max_length = min(int(max_length or self._engine.context_length), self._engine.context_length)
         self._encoder = self._make_encoder()
-        is_ours = not isinstance(self._tokenizer, ImportedTokenizer)
+        is_ours = not self._tokenizer.is_imported
         self._prefix = [self._tokenizer.special.bos] if is_ours else list(self._encoder.encode("").ids)
 
     def _make_encoder(self) -> Any:

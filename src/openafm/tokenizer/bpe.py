@@ -126,10 +126,12 @@ class Tokenizer:
         pattern: regular expression that splits text into words.
 
     Attributes:
+        is_imported: whether it belongs to an open-weight model, and has none of openafm's special tokens.
         prepend_scheme: where an imported tokenizer inserts a space in front of a text: never, at the start of a whole text
             (`first`) or also after every special token (`always`). Chat templates write these spaces; `encode` does not.
     """
 
+    is_imported = False
     prepend_scheme: Literal["never", "first", "always"] = "never"
 
     def __init__(self, merges: Iterable[tuple[str, str]], special_names: Sequence[str] = (), pattern: str = PATTERN) -> None:
@@ -176,7 +178,7 @@ class Tokenizer:
         Raises:
             EncodingError: the text holds half of a surrogate pair, or the splitting pattern fails on it.
         """
-        _check_encodable(text)
+        check_encodable(text)
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except BaseException as error:
@@ -186,7 +188,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return `encode` of many texts, computed on all cores unless TOKENIZERS_PARALLELISM=false."""
         for text in texts:
-            _check_encodable(text)
+            check_encodable(text)
         try:
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except BaseException as error:
@@ -216,7 +218,7 @@ class Tokenizer:
         Raises:
             EncodingError: as `encode`.
         """
-        _check_encodable(text)
+        check_encodable(text)
         try:
             return [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
         except BaseException as error:
@@ -255,6 +257,10 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """Return the bytes of one token; empty for a special token."""
         return self.decode_bytes((id,))
+
+    def vocabulary(self) -> list[bytes]:
+        """Return the bytes of every token by id; empty for special tokens."""
+        return list(map(self._bytes.__getitem__, range(self.vocab_size)))
 
     def to_json(self) -> str:
         """Return the canonical `tokenizer.json`: equal tokenizers give equal text."""
@@ -353,7 +359,7 @@ def _vocab(merges: Iterable[tuple[str, str]], special_names: Sequence[str]) -> d
     return vocab
 
 
-def _check_encodable(text: str) -> None:
+def check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -66,7 +66,7 @@ class Closer:
 
     def __init__(self, tokenizer: Tokenizer, stop_token: int) -> None:
         self._stop = stop_token
-        self._bytes = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self._bytes = tokenizer.vocabulary()
         by_byte = {text[0]: id for id, text in enumerate(self._bytes) if len(text) == 1}
         self._outside = tuple(by_byte[byte] for byte in _OUTSIDE if byte in by_byte)
         self._inside = tuple(by_byte[byte] for byte in _INSIDE if byte in by_byte)

@@ -124,7 +124,9 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, stop_token: int) -> None:
         names = {id: name.encode() for name, id in tokenizer.special_ids.items()}
-        self.tokens = [names.get(id) or tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.tokens = tokenizer.vocabulary()
+        for id, name in names.items():
+            self.tokens[id] = name
         self.special_token_ids = sorted(names)
         self.eos_token_id, self.bos_token_id = stop_token, None
         # Forced texts recur in every answer of a grammar.

@@ -31,6 +31,8 @@ class ImportedTokenizer(Tokenizer):
         TokenizerError: the text is not a `tokenizer.json` of byte-level BPE, or a text could encode to an added token.
     """
 
+    is_imported = True
+
     def __init__(self, text: str) -> None:
         try:
             self._form = self._normal_form(json.loads(text))
