@@ -39,8 +39,10 @@ from openafm.core.errors import UsageError
 from openafm.core.files import ForeignFilesError, OutOfSpaceError
 from openafm.core.regular_files import NotAFileError
 from openafm.models.sizes import shared_kv_decoder
+from openafm.tokenizer import tables
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.tokenizer.tables import TableTokenizer
 
 TOKENIZER = train_tokenizer(TokenizerConfig(vocab_size=330), ["the cat sat on the mat, the dog sat on the log. " * 30])
 CONFIG = shared_kv_decoder(
@@ -424,3 +426,20 @@ def test_a_name_takes_precedence_over_a_folder(home: Path, tmp_path: Path, monke
     assert open_bundle("run").path == home / "bundles" / "run"
     with pytest.raises(BundleError, match="not the config"):
         open_bundle("./run")
+
+
+def test_a_changed_tokenizer_is_refused_although_there_are_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tables, "SMALLEST_FILE", 0)
+    bundle = write(tmp_path / "cat")
+    expected = Bundle(bundle.path).tokenizer.encode("the cat")
+    quick = Bundle(bundle.path).tokenizer
+    assert isinstance(quick, TableTokenizer)
+    assert quick.encode("the cat") == expected
+    file = bundle.path / "tokenizer.json"
+    changed = file.read_text().replace("<|reserved_40|>", "<|reserved_XX|>")
+    file.write_text(changed)
+    with pytest.raises(BundleTamperedError):
+        _ = Bundle(bundle.path).tokenizer
+    with pytest.raises(BundleTamperedError):
+        _ = quick.whole

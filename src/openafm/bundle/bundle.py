@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import AdapterPackage, open_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError, NotGenerativeError
-from openafm.bundle.files import DOCUMENTS, RECOVERY_ADAPTER, parse_json, read_all_tensors, read_json, read_text
+from openafm.bundle.files import DOCUMENTS, RECOVERY_ADAPTER, parse_json, read_all_tensors, read_bytes, read_json, read_text
 from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import MappedTensor
@@ -33,6 +33,7 @@ from openafm.models.vision import multimodal_config as multimodal_config  # its 
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.files import read_tokenizer
 from openafm.tokenizer.imported.template import read_template
+from openafm.tokenizer.tables import with_tables
 from openafm.tokenizer.template import BaseChatTemplate
 
 T = TypeVar("T")
@@ -91,7 +92,9 @@ class Bundle:
             BundleTamperedError: the file differs from the signed one.
             BundleError: the file is missing or is not a tokenizer.
         """
-        return self._part("tokenizer.json", read_tokenizer)
+        data = read_bytes(self.path / "tokenizer.json")
+        signed = self._signed.documents.get("tokenizer.json", "")
+        return with_tables(data, signed, lambda: self._part("tokenizer.json", read_tokenizer))
 
     @cached_property
     def template(self) -> BaseChatTemplate:
@@ -125,7 +128,7 @@ class Bundle:
             BundleTamperedError: a tensor differs from the signed one.
             BundleError: a file is missing or truncated.
         """
-        self._check_tensors()
+        self.check_tensors()
         return {name: tensor.array() for name, tensor in self.stored_tensors.items()}
 
     @cached_property
@@ -165,12 +168,18 @@ class Bundle:
         for name in DOCUMENTS:
             self._check_document(name, read_json(self.path / name))
         self._compare_tensors()
+        self._has_verified_tensors = True
         if self.recovery_adapter is not None:
             self.recovery_adapter.verify()
             self.recovery_adapter.check_base(self.signature)
 
-    def _check_tensors(self) -> None:
-        """Compare the tensors on first use: they stay mapped."""
+    def check_tensors(self) -> None:
+        """Compare the mapped tensors with the signature, unless this object did before.
+
+        Raises:
+            BundleTamperedError: a tensor differs from the signed one.
+            BundleError: a file is missing or truncated.
+        """
         if not self._has_verified_tensors:
             self._compare_tensors()
             self._has_verified_tensors = True

@@ -26,6 +26,20 @@ def read_all_tensors(folder: Path) -> dict[str, MappedTensor]:
     return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
 
 
+def read_bytes(file: Path) -> bytes:
+    """Return the content of a file of a bundle.
+
+    Raises:
+        BundleError: the file is missing, too large, or not a regular file.
+    """
+    try:
+        return read_document(file)
+    except FileNotFoundError:
+        raise BundleError(f"{file} is missing; restore it") from None
+    except (NotAFileError, OversizeFilesError) as error:
+        raise BundleError(f"{error}; restore it") from error
+
+
 def read_text(file: Path) -> str:
     """Return the text of a file of a bundle.
 
@@ -33,11 +47,7 @@ def read_text(file: Path) -> str:
         BundleError: the file is missing, too large, not a regular file, or not UTF-8.
     """
     try:
-        return read_document(file).decode()
-    except FileNotFoundError:
-        raise BundleError(f"{file} is missing; restore it") from None
-    except (NotAFileError, OversizeFilesError) as error:
-        raise BundleError(f"{error}; restore it") from error
+        return read_bytes(file).decode()
     except UnicodeDecodeError as error:
         raise BundleError(f"{file} is not UTF-8 text ({error})") from error
 

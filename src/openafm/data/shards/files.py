@@ -13,6 +13,7 @@ import numpy.typing as npt
 from openafm.core.arrays import map_array_file
 from openafm.core.files import file_digest
 from openafm.core.regular_files import OversizeFilesError, read_document
+from openafm.core.verified_files import compare_once
 from openafm.data.shards.manifest import (
     MANIFEST,
     FileRecord,
@@ -21,7 +22,6 @@ from openafm.data.shards.manifest import (
     ShardDigestError,
     TruncatedShardError,
 )
-from openafm.data.shards.verified_files import VerifiedFiles
 
 Verification = Literal["all", "first_use", "sizes"]
 """When files are compared with their digests: all of them when the corpus is opened, each before it is first read, or never.
@@ -82,7 +82,7 @@ class LocalFiles(ShardFiles):
     def __init__(self, path: Path, verification: Verification = "sizes") -> None:
         super().__init__(str(path))
         self._path = path
-        self._verified = VerifiedFiles() if verification == "first_use" else None
+        self._compares, self._compared = verification == "first_use", set[str]()
 
     @property
     def folder(self) -> Path:
@@ -113,9 +113,9 @@ class LocalFiles(ShardFiles):
 
     def array(self, file: FileRecord, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
         path = self._path / file.name
-        if self._verified is not None and not self._verified.has(path, file.sha256):
-            self.verify(file)
-            self._verified.add(path, file.sha256)
+        if self._compares and file.name not in self._compared:
+            compare_once(file.sha256, [path], lambda: self.verify(file))
+            self._compared.add(file.name)
         return map_array(path, dtype)
 
     def _check_size(self, file: FileRecord) -> None:

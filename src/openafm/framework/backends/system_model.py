@@ -105,7 +105,7 @@ class SystemLanguageModel(LanguageModel):
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
         """Return whether the model can answer, and the reason if not. Never raises.
 
-        Every file is compared with its digest, once per process unless it changes: a gigabyte takes a second.
+        Every file is compared with its digest, once a week unless it changes: a gigabyte takes a second.
         """
         try:
             bundle = self._bundle

@@ -1,4 +1,7 @@
-"""Verify the digests of bundles and adapters once per process, as long as their files do not change."""
+"""Verify the digests of bundles and adapters once, as long as their files do not change.
+
+Adapters are verified once per process, bundles once per machine and week.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from pathlib import Path
 
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
+from openafm.core.verified_files import compare_once
+
+RECHECK_S = 7 * 86_400
 
 
 def verify_once(part: Bundle | AdapterPackage) -> None:
@@ -16,23 +22,24 @@ def verify_once(part: Bundle | AdapterPackage) -> None:
     Raises:
         OpenAFMError: a file differs from the signed one.
     """
-    state = _state(part.path)
+    files = [path for path in sorted(part.path.rglob("*")) if path.is_file()]
+    digest = part.signature if isinstance(part, Bundle) else part.digest
+    state = digest, str(part.path.resolve()), *(_state(path) for path in files)
     with _lock:
         if state in _verified:
             return
-    part.verify()
+    if isinstance(part, Bundle):
+        compare_once(digest, files, part.verify, most_age_s=RECHECK_S)
+    else:
+        part.verify()
     with _lock:
         _verified.add(state)
 
 
-def _state(folder: Path) -> tuple[object, ...]:
-    """Return path, size, times and inode of every file. The change time cannot be set by programs."""
-    entries: list[object] = [str(folder.resolve())]
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            stat = path.stat()
-            entries.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
-    return tuple(entries)
+def _state(path: Path) -> tuple[object, ...]:
+    """Return path, size, times and inode of a file. Programs cannot set the change time."""
+    about = path.stat()
+    return str(path), about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_dev, about.st_ino
 
 
 def _reset_lock() -> None:

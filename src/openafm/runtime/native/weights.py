@@ -64,7 +64,7 @@ class NativeWeights:
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
     """Return the bundle's weights: those of another engine of this process, else from the cache, else repacked.
 
-    The bundle is verified in each case: a changed copy must not be served from the cache of the original.
+    The bundle is verified in each case, by `verify_once`: a changed copy must not be served from the cache of the original.
 
     Raises:
         BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
@@ -219,6 +219,7 @@ def _write(path: Path, header: _Header, bundle: Bundle, library: ctypes.CDLL) ->
         BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
         OSError, OutOfSpaceError: the folder cannot be written.
     """
+    bundle.check_tensors()  # the mapped bytes themselves, whatever was verified before
     with atomic_file(path, permissions=0o600) as file:
         waiting = bytearray(header.text.ljust(header.body, b"\0"))
         checksum = 0
@@ -269,6 +270,7 @@ def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeW
     Raises:
         BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
     """
+    bundle.check_tensors()
     stored = stored_tensors(bundle)  # checked before memory of the claimed size is allocated
     data = _aligned_room(header.num_bytes)
     for offset, packed in zip(header.offsets.values(), repacked(bundle, stored, library), strict=True):

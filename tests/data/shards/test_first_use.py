@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from openafm.core import verified_files
 from openafm.data.shards import files as shard_files
-from openafm.data.shards import verified_files
 from openafm.data.shards.manifest import ShardDigestError
 from openafm.data.shards.token_shards import open_shards
 from openafm.data.shards.writer import write_shards
