@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from openafm.core.files import atomic_file
 from openafm.core.native_build import cache_home, check_private, private_folder
@@ -76,7 +76,8 @@ class TableTokenizer(Tokenizer):
         if (about["format"], about["source"]) != (FORMAT, source):
             raise ValueError("other tables")
         parts = []
-        for code, num_bytes in zip(("Q", "Q", "I", "I", "B"), about["sizes"], strict=True):
+        codes: tuple[Literal["Q", "I", "B"], ...] = ("Q", "Q", "I", "I", "B")
+        for code, num_bytes in zip(codes, about["sizes"], strict=True):
             parts.append(body[start : start + num_bytes].cast(code))
             start += num_bytes
         self._pairs, self._merged, self._ends, self._sorted, text = parts
