@@ -1,13 +1,15 @@
 """Drawn images: images per core second of each kind, and the errors that the independent checks find.
 
-    python benchmarks/drawn_images.py [--quick] [--kinds charts,tables] [--count N] [--workers N] [--finished FILE] [--json]
+    python benchmarks/drawn_images.py [--quick] [--kinds charts,tables] [--first N] [--count N] [--workers N]
+                                     [--finished FILE] [--json]
 
 Each kind draws documents in all languages by turns, one in five of them of the held-out split. Every document is checked:
 boxes against the ink in the pixels, transcriptions against the drawing commands, answers computed again. `samples` are the
 documents that were checked, `errors` those in which a check found something, `dropped` those that could not be drawn, for
 example because no font is installed. `images_per_core_s_KIND` counts the core seconds of drawing alone. A full run draws
 10,000 documents of each kind on all cores and writes docs/benchmarks/drawn_images.json; --quick draws 50. FILE stores the
-finished parts, a line for each: a run that was interrupted continues after them. Delete it when the code changes.
+finished parts, a line for each: a run that was interrupted continues after them. Delete it when the code changes. With
+--first the documents before number N are left out: they were checked in another run.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ SHOWN_ERRORS = 20
 def main() -> None:
     parser = benchmark_parser(__doc__, "50 documents of each kind")
     parser.add_argument("--kinds", default="all", help="kinds separated by commas")
-    parser.add_argument("--count", type=int, help="documents of each kind")
+    parser.add_argument("--first", type=int, default=0, help="number of the first document; default: 0")
+    parser.add_argument("--count", type=int, help="number after that of the last document of each kind")
     parser.add_argument("--workers", type=int, default=0, help="worker processes; default: one per core")
     parser.add_argument("--finished", type=Path, help="file of finished parts; default: none is stored")
     options = parser.parse_args()
@@ -46,7 +49,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     kinds = generator_names() if options.kinds == "all" else tuple(options.kinds.split(","))
     count = options.count or (50 if options.quick else 10_000)
     finished = read_finished(options.finished)
-    parts = [Part(kind, at, min(at + PART, count)) for at in range(0, count, PART) for kind in kinds]
+    parts = [Part(kind, at, min(at + PART, count)) for at in range(options.first, count, PART) for kind in kinds]
     results: dict[str, list[PartResult]] = defaultdict(list)
     for part in parts:
         if part in finished:
