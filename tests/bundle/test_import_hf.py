@@ -225,7 +225,7 @@ def test_unsupported_and_broken_configs_are_refused(name: str, copied: Path) -> 
         ("config.json", None, "config.json is missing"),
         ("config.json", "{", "not readable JSON"),
         ("config.json", "[]", "not hold a JSON object"),
-        ("model.safetensors", None, "only safetensors are supported"),
+        ("model.safetensors", None, "model.safetensors is missing; download it again"),
         ("model.safetensors", "", "model.safetensors is empty"),
         ("model.safetensors.index.json", "{}", "not an index"),
         ("model.safetensors.index.json", '{"weight_map":{"a":"../x"}}', "outside its folder"),
@@ -268,3 +268,20 @@ def test_only_a_bundle_is_replaced(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="is not a bundle"):
         import_hugging_face(copied, copied)
     assert open_bundle(tmp_path / "bundle").template == first.template
+
+
+def test_weights_in_another_format_are_named(copied: Path) -> None:
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    refused(copied, "the folder has pytorch_model.bin, and only safetensors are supported")
+
+
+def test_the_nearest_known_family_is_named(copied: Path) -> None:
+    file = copied / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "qwen33"}))
+    refused(copied, r"'qwen33' model; openafm imports llama, .*did you mean 'qwen3'")
+
+
+def test_weights_of_a_dtype_that_is_not_read_are_named(copied: Path) -> None:
+    file = copied / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b'"F8X"', 1))
+    refused(copied, "its dtype 'F8X' is not one of F64, F32")

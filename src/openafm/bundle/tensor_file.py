@@ -217,6 +217,8 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
 def _stored(path: Path, name: str, entry: Any, body: NDArray[np.uint8]) -> MappedTensor:
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
+        if dtype not in _NUMPY_DTYPES:
+            raise ValueError(f"its dtype {dtype!r} is not one of {', '.join(_NUMPY_DTYPES)}")
         start, stop = entry["data_offsets"]
         expected = math.prod(shape) * np.dtype(_NUMPY_DTYPES[dtype]).itemsize
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):

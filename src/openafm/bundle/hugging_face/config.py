@@ -67,7 +67,10 @@ def checked_values(file: str) -> Iterator[None]:
 
 def _unknown(family: object, *, has_vision: bool) -> str:
     if not has_vision:
-        return f"the checkpoint is a '{family}' model; openafm imports {', '.join((*FAMILIES, *VISION_FAMILIES))}"
+        families = [*FAMILIES, *VISION_FAMILIES]
+        close = nearest(str(family), families)
+        hint = close if "did you mean" in close else ""
+        return f"the checkpoint is a '{family}' model; openafm imports {', '.join(families)}{hint}"
     hint = ". Its name often ends in -hf where transformers wrote the folder" if family == "internvl_chat" else ""
     known = nearest(str(family), list(VISION_FAMILIES))
     return f"the checkpoint is a '{family}' model with a vision encoder, which is not supported{known}{hint}"

@@ -171,6 +171,7 @@ def _files(folder: Path) -> list[Path]:
         files = [folder / "model.safetensors"]
     for file in files:
         if not file.is_file():
-            others = ", ".join(sorted(path.name for path in folder.glob("*.bin"))) or "none"
-            raise HuggingFaceError(f"{file} is missing (weights in other formats: {others}); only safetensors are supported")
+            others = ", ".join(sorted(path.name for path in folder.glob("*.bin")))
+            found = f"the folder has {others}, and only safetensors are supported" if others else "download it again"
+            raise HuggingFaceError(f"{file} is missing; {found}")
     return files
