@@ -43,6 +43,7 @@ def reproduce(
     """Run the stages of the report and write the page of claims. Repeat the command to continue after an interruption."""
     if context.invoked_subcommand is not None:
         return
+    from openafm.recipes.reproduction.results import release_space
     from openafm.recipes.reproduction.runner import check_names, run_stages
     from openafm.recipes.reproduction.stages.catalog import report_stages
 
@@ -63,6 +64,7 @@ def reproduce(
         print(escaped(line), file=sys.stderr, flush=True)
 
     results = run_stages(stages, out, size, chosen, report, estimates)
+    release_space(out)
     _finish(out, size, results, json)
     missing = [result.name for result in results if result.name in chosen and result.state == "skipped"]
     if failed := [result.name for result in results if result.state == "failed"] or missing:
@@ -165,12 +167,10 @@ def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> 
     from openafm.recipes.reproduction.claims.catalog import measured_claims
     from openafm.recipes.reproduction.next_commands import next_commands
     from openafm.recipes.reproduction.page.page import summary, write_pages
-    from openafm.recipes.reproduction.results import release_space
     from openafm.recipes.reproduction.stages.catalog import report_stages
 
     stages = report_stages(size)
     claims = measured_claims(results, stages, size)
-    release_space(folder)
     html, markdown = write_pages(folder, size, stages, results, claims)
     if json:
         print_json(_figures(results, claims) | {"page": str(html), "markdown": str(markdown)})
