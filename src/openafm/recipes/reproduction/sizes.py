@@ -11,7 +11,7 @@ SIZES = ("tiny", "micro", "nano")
 """`tiny` trains micro models for two steps: it shows that the stages fit together, and no effect."""
 
 BUDGET = "trainer.budget"
-_FEW_TEXTS = 400
+_FEW_TEXTS, _FEW_DRAWINGS = 400, 40
 _SHORTER = {
     "micro": {
         "on_device.text_continued": {"type": "StepBudget", "num_steps": 150},
@@ -83,4 +83,6 @@ def _few_documents(recipe: str, size: str) -> tuple[str, ...]:
     for corpus in build_run(recipe, recipe_size(size)).corpora:
         if hasattr(corpus, "num_examples"):
             words += ["--set", f"corpora.{corpus.name}.num_examples={_FEW_TEXTS}"]
+        if hasattr(corpus, "drawing"):
+            words += ["--set", f"corpora.{corpus.name}.drawing.count={_FEW_DRAWINGS}"]
     return tuple(words)
