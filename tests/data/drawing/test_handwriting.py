@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.drawing.handwriting import HandwritingConfig
+from openafm.data.drawing.fonts import fonts_for
+from openafm.data.drawing.handwriting import HandwritingConfig, _Hand, _letters, _word
 
 GENERATOR = HandwritingConfig().build()
 
@@ -36,3 +37,14 @@ def test_a_letter_is_never_drawn_twice_in_the_same_way():
     assert even.draw(random.Random(2), "en", "train") != GENERATOR.draw(random.Random(2), "en", "train")
     with pytest.raises(ConfigError, match="strength must be from 0 to 2, got 3"):
         HandwritingConfig(strength=3)
+
+
+def test_a_mark_is_drawn_with_its_letter():
+    assert _letters("❤️e\u0301x.") == ["❤️", "e\u0301", "x", "."]
+
+
+def test_marks_that_are_wide_alone_do_not_leave_the_drawing():
+    hand = _Hand(size=20, slant=0.1, turn=2.0, bend=0.5, rise=0.3, ink="black", line_height=1.6)
+    for font in fonts_for("tr"):
+        for seed in range(3):
+            _word(random.Random(seed), "❤️❤️❤️.", font, 20, hand)

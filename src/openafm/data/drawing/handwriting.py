@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import random
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,17 @@ def _place(
     return placed
 
 
+def _letters(word: str) -> list[str]:
+    """Return the characters of a word, each with the combining marks and variation selectors that follow it."""
+    letters: list[str] = []
+    for char in word:
+        if letters and unicodedata.category(char) in ("Mn", "Me", "Cf"):
+            letters[-1] += char
+        else:
+            letters.append(char)
+    return letters
+
+
 def _word(rng: random.Random, word: str, font: Font, size: int, hand: _Hand) -> tuple[NDArray[np.float32], float]:
     """Return the coverage of a word's ink, cut to the ink, and how far it reaches above the baseline."""
     with needed("Drawing", "Pillow", "images"):
@@ -200,11 +212,12 @@ def _word(rng: random.Random, word: str, font: Font, size: int, hand: _Hand) -> 
     large = size * _SCALE
     margin = large
     pillow = font.at(large)
-    surface = np.zeros((2 * margin + large, round(pillow.getlength(word) * 1.25) + 2 * margin), np.uint8)
+    letters = [(letter, float(pillow.getlength(letter))) for letter in _letters(word)]
+    surface = np.zeros((2 * margin + large, round(1.25 * sum(length for _, length in letters)) + 2 * margin), np.uint8)
     x = float(margin)
-    for char in word:
+    for letter, length in letters:
         tile = Image.new("L", (3 * large, 3 * large))
-        ImageDraw.Draw(tile).text((large, 2 * large), char, 255, pillow, "ls")
+        ImageDraw.Draw(tile).text((large, 2 * large), letter, 255, pillow, "ls")
         tile = tile.rotate(rng.gauss(0, hand.turn), Image.Resampling.BILINEAR, center=(1.3 * large, 1.7 * large))
         box = tile.getbbox()
         if box is not None:
@@ -213,7 +226,7 @@ def _word(rng: random.Random, word: str, font: Font, size: int, hand: _Hand) -> 
             left = round(x) + box[0] - large
             spot = surface[top : top + part.shape[0], left : left + part.shape[1]]
             np.maximum(spot, part, out=spot)
-        x += float(pillow.getlength(char)) * rng.uniform(0.94, 1.08)
+        x += length * rng.uniform(0.94, 1.08)
     bent = _bend(rng, surface, margin + large, hand)
     reduced = np.asarray(Image.fromarray(bent).reduce(_SCALE), np.float32) / 255
     reduced *= rng.uniform(0.85, 1.0)
