@@ -94,6 +94,14 @@ def test_a_model_without_skill_retains_nothing() -> None:
     ]
 
 
+def test_a_training_shows_its_held_out_loss() -> None:
+    """Few drawings are memorized: the loss of training falls, that of new ones does not."""
+    claim = next(claim for claim in CLAIMS if claim.command == "vision.clip")
+    run = {"loss_first": 3.8, "loss_last": 1.71, "steps": 100, "held_out_loss": 5.546}
+    assert claim.measured({"vision": {"vision.clip": run}}) == ("loss 3.80 to 1.71 in 100 steps; held-out 5.55", True)
+    assert claim.measured({"vision": {"vision.clip": run | {"held_out_loss": None}}})[0] == "loss 3.80 to 1.71 in 100 steps"
+
+
 def test_distillation_is_compared_by_the_loss_of_the_data() -> None:
     """A loss of distillation has the divergence from the teacher too, so it is larger at equal skill."""
     claim = next(claim for claim in CLAIMS if claim.command == "on_device.distill")

@@ -81,7 +81,8 @@ def learns(section: str, place: str, text: str, reported: str) -> Claim:
     @claim(section, place, text, reported)
     def falls(run: Any) -> tuple[str, bool]:
         losses = f"loss {run['loss_first']:.2f} to {run['loss_last']:.2f} in {run['steps']:,} steps"
-        return losses, run["loss_last"] < run["loss_first"]
+        held_out = run.get("held_out_loss")
+        return losses if held_out is None else f"{losses}; held-out {held_out:.2f}", run["loss_last"] < run["loss_first"]
 
     return falls
 
