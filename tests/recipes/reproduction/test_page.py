@@ -141,7 +141,7 @@ def test_a_change_of_the_reward_within_the_noise_is_named() -> None:
         "mean reward 0.300 to 0.500, the difference ± 0.008",
         True,
     )
-    assert measured([0.3, 0.4])[1]
+    assert measured([0.3, 0.4]) == ("mean reward 0.300 to 0.400", True)
 
 
 def test_dropped_captions_have_their_reasons() -> None:

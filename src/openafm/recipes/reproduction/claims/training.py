@@ -74,7 +74,9 @@ def _rewards(report: Any) -> tuple[str, bool]:
     part = max(len(rewards) // 4, 1)
     quarters = rewards[:part], rewards[-part:]
     first, last = map(fmean, quarters)
-    error = sqrt(sum(variance(rows) / part for rows in quarters)) if part > 1 else 0.0
+    if part == 1:
+        return f"mean reward {first:.3f} to {last:.3f}", last > first
+    error = sqrt(sum(variance(rows) / part for rows in quarters))
     is_noise = ", which is within the noise" if abs(last - first) < 2 * error else ""
     return f"mean reward {first:.3f} to {last:.3f}, the difference ± {error:.3f}{is_noise}", last > first + error
 
