@@ -12,10 +12,10 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.sources.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.sources.mixtures import (
     CODE_TASKS,
+    COPIES,
     ENGLISH,
     KNOWLEDGE_TASKS,
     MATH_TASKS,
-    NANO_COPIES,
     NANO_TASKS,
     english,
     held_out,
@@ -111,7 +111,7 @@ def _long(model: str, size: str, optimizer: OptimizerConfig) -> RunConfig:
             NeedlesCorpusConfig(name="needles", learn="answers", needles=needles, num_examples=NEEDLE_DOCUMENTS[size]),
             english("english", NANO_TASKS, EXAMPLES[size] // 4, learn="answers"),
             multilingual(EXAMPLES[size] // 8, learn="answers"),
-            NANO_COPIES,
+            COPIES,
         ),
         tokenizer=None,
         trainer=TrainerConfig(

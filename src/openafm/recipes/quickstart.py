@@ -33,12 +33,12 @@ from openafm.evaluation.events import (
 from openafm.recipes.config import RunConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import RunResult, run_recipe
-from openafm.recipes.sources.mixtures import MICRO_LANGUAGES
+from openafm.recipes.sources.mixtures import ENGLISH
 
 BUNDLE_NAME = "micro"
 STAGES = ("pretrain", "sft", "qat")
 NUM_HELD_OUT = 160
-SENTENCE = "Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!"
+SENTENCE = "Dinner with Maria tomorrow at 7 pm at Luigi's, don't be late!"
 
 
 @fm.generable
@@ -134,7 +134,7 @@ def quickstart(report: Callable[[str], None], sentence: str = SENTENCE) -> Quick
     report(f"3. quantization-aware training to 2 bits ({home / 'qat'})")
     run = _run_once(qat, home / "qat", BUNDLE_NAME, tuned.signature, report)
     curve = _draw(home, report)
-    report("4. scoring on held-out messages, whose frames, names, places and titles are not in the training data")
+    report("4. scoring on held-out English messages, whose frames, names, places and titles are not in the training data")
     scores = _cached_scores(run, tuned, pretrain, home / "scores.json")
     report("5. extracting an event")
     bundle = Path(run.bundle)
@@ -223,7 +223,7 @@ def _cached_scores(run: RunResult, uncompressed: RunResult, config: RunConfig, f
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["signature"] == run.signature:
             return Scores(**{name: EventScores(**scores) for name, scores in known["scores"].items()})
-    examples = held_out_events(NUM_HELD_OUT, languages=MICRO_LANGUAGES)
+    examples = held_out_events(NUM_HELD_OUT, languages=ENGLISH)
     with tempfile.TemporaryDirectory() as folder:
         untrained = _untrained(uncompressed, config, Path(folder) / "untrained")
         scores = Scores(

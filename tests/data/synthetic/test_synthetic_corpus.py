@@ -215,6 +215,24 @@ def test_titles_and_places_are_spans_of_the_message(split: str) -> None:
     assert checked > 100
 
 
+@pytest.mark.parametrize("language", ["en", "ja"])
+def test_plain_events_share_a_week_and_most_titles_are_in_no_list(language: str) -> None:
+    titles, lengths = [], set()
+    for conversation in of("plain_event", language, 150):
+        instructions, *turns = conversation.turns
+        assert re.search(r"Today is \w+ \d{4}-\d\d-\d\d; ", instructions.text)
+        for user, answer in zip(turns[::2], turns[1::2], strict=True):
+            assert isinstance(user, UserTurn)
+            assert user.response_format == EVENT_SCHEMA
+            event = json.loads(answer.text)
+            assert event["title"] in user.text
+            assert event.get("location", "") in user.text
+            titles.append(event["title"])
+        lengths.add(len(turns))
+    assert lengths == {2, 4, 6}
+    assert len(set(titles)) > 0.87 * len(titles)  # titles of the lists alone: 0.82 in English
+
+
 def test_the_canonical_instructions() -> None:
     assert event_instructions(datetime.date(2026, 11, 21)) == (
         "Extract the event. Today is Sat 2026-11-21; "

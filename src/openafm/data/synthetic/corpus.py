@@ -11,7 +11,7 @@ from pathlib import Path
 from openafm.core.config import Config, nearest
 from openafm.data.synthetic.languages import LANGUAGES, Split
 from openafm.data.synthetic.tasks.arithmetic import arithmetic_turns
-from openafm.data.synthetic.tasks.events import event_turns
+from openafm.data.synthetic.tasks.events import event_turns, plain_event_turns
 from openafm.data.synthetic.tasks.forms import form_turns
 from openafm.data.synthetic.tasks.labels import label_turns, tagging_turns
 from openafm.data.synthetic.tasks.lookup import lookup_turns, reorder_turns
@@ -22,6 +22,7 @@ from openafm.tokenizer.conversation import Conversation, Turn
 
 _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
     "event": event_turns,
+    "plain_event": plain_event_turns,
     "note": note_turns,
     "form": form_turns,
     "label": label_turns,

@@ -9,7 +9,7 @@ from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.recipes.on_device.sft import sft
-from openafm.recipes.sources.mixtures import NANO_COPIES
+from openafm.recipes.sources.mixtures import COPIES
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import Float32Config, InductionStart
 from openafm.training.objectives.config import DistillationConfig
@@ -39,4 +39,4 @@ def draft(size: str) -> RunConfig:
         start=InductionStart(),
     )
     corpora = tuple(corpus for corpus in run.corpora if corpus.name != "copies")
-    return replace(run, recipe="on_device.draft", corpora=(*corpora, NANO_COPIES), trainer=trainer)
+    return replace(run, recipe="on_device.draft", corpora=(*corpora, COPIES), trainer=trainer)

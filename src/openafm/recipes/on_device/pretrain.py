@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from openafm.data.copies import CopiesConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.sources.corpora import CopiesCorpusConfig, CorpusConfig
-from openafm.recipes.sources.mixtures import NANO_COPIES, micro_corpus, nano_corpora, one_source
+from openafm.recipes.sources.corpora import CorpusConfig
+from openafm.recipes.sources.mixtures import COPIES, micro_corpus, nano_corpora, one_source
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
 from openafm.training.config import InductionStart, TrainerConfig
@@ -32,15 +31,14 @@ def pretrain(size: str) -> RunConfig:
 
 def _micro() -> RunConfig:
     """The loss falls abruptly between steps 200 and 300; a budget in seconds could end before that."""
-    copies = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
     model = named_size("on_device.micro")
-    corpora = (copies, micro_corpus("everything", num_examples=6_000))
+    corpora = (COPIES, micro_corpus("everything", num_examples=6_000))
     return _copying(model, corpora, SMALL_OPTIMIZER, num_steps=350)
 
 
 def _nano() -> RunConfig:
     """In fp32 at this learning rate the model copies after some 150 steps; in bf16 at micro's rate barely after 400."""
-    corpora = (NANO_COPIES, *nano_corpora())
+    corpora = (COPIES, *nano_corpora())
     return _copying(named_size("on_device.nano"), corpora, NANO_OPTIMIZER, num_steps=600)
 
 

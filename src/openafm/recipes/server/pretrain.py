@@ -5,7 +5,7 @@ from __future__ import annotations
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.sources.mixtures import NANO_COPIES, NANO_TASKS, english, multilingual, sources
+from openafm.recipes.sources.mixtures import COPIES, NANO_TASKS, english, multilingual, sources
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import StepBudget
 from openafm.training.config import InductionStart, TrainerConfig
@@ -25,7 +25,7 @@ def pretrain(size: str) -> RunConfig:
         corpora=(
             english("english", NANO_TASKS, NUM_EXAMPLES[size]),
             multilingual(round(MULTILINGUAL_SHARE * NUM_EXAMPLES[size])),
-            NANO_COPIES,
+            COPIES,
         ),
         tokenizer=TokenizerConfig(vocab_size=NUM_TOKENS, spaces="apart"),
         trainer=TrainerConfig(

@@ -7,7 +7,7 @@ from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.server.pretrain import MULTILINGUAL_SHARE
 from openafm.recipes.sources.mixtures import (
-    NANO_COPIES,
+    COPIES,
     NANO_TASKS,
     english,
     held_out,
@@ -33,7 +33,7 @@ def sft(size: str) -> RunConfig:
             english("english", NANO_TASKS, NUM_EXAMPLES[size], learn="answers"),
             multilingual(round(MULTILINGUAL_SHARE * NUM_EXAMPLES[size]), learn="answers"),
             mixed_languages(),
-            NANO_COPIES,
+            COPIES,
             held_out(0.2, "answers"),
         ),
         tokenizer=None,

@@ -91,7 +91,8 @@ class SyntheticCorpusConfig(CorpusConfig):
     @property
     def description(self) -> str:
         tasks = ", ".join(f"{task} {share:.0%}" for task, share in self.synthetic.tasks.items())
-        text = f"{self.num_examples:,} examples of the built-in corpus ({tasks})"
+        is_english = {language for language, share in self.synthetic.languages.items() if share} == {"en"}
+        text = f"{self.num_examples:,} {'English ' * is_english}examples of the built-in corpus ({tasks})"
         if not self.synthetic.natural or not self.synthetic.natural_share:
             return text
         sources = "; ".join(ATTRIBUTIONS.values())

@@ -55,6 +55,10 @@ _TITLES = ("Event", "CalendarEvent", "Appointment", "CalendarEntry", "Meeting", 
 _LIST_NAMES = ("events", "appointments", "entries", "items")
 _CANONICAL_SCHEMA_SHARE = 0.65
 _CANONICAL_INSTRUCTIONS_SHARE, _IN_PROMPT_SHARE, _ENGLISH_SHARE = 0.3, 0.1, 0.5
+# The days that a small model learns within a million tokens are more frequent than in other messages.
+_PLAIN_DATE_SHARES = {"today": 0.12, "tonight": 0.04, "tomorrow": 0.2, "day_after_tomorrow": 0.08, "weekday": 0.26}
+_PLAIN_DATE_SHARES |= {"iso": 0.08, "day_month": 0.16, "day_month_year": 0.03, "numeric_year": 0.03}
+_PLAIN_INSTRUCTIONS_SHARE, _OPEN_TITLE_SHARE, _MOST_PLAIN_MESSAGES = 0.7, 0.6, 3
 _NOTHING_SHARE = 0.25
 # Of messages with an event, the share whose schema also allows the answer that there is no event.
 _MAY_BE_NOTHING_SHARE = 0.3
@@ -80,6 +84,25 @@ def event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, 
         UserTurn(text=prompt, response_format=schema),
         AssistantTurn(text=compact_json(answer)),
     )
+
+
+def plain_event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
+    """Return one to three messages with their events under `EVENT_SCHEMA`, mostly with the canonical instructions.
+
+    Small models train on it: several messages to one week give more answers for each token.
+    """
+    frames, today = frames_of(language, split), draw_reference_day(rng)
+    if rng.random() < _PLAIN_INSTRUCTIONS_SHARE:
+        instructions = event_instructions(today)
+    else:
+        parts = [fill(rng, rng.choice(frames_of("en", split).instructions["event"])), reference_week(today)]
+        instructions = " ".join(reversed(parts) if rng.random() < 0.25 else parts)
+    turns: list[Turn] = [Instructions(text=instructions)]
+    for _ in range(rng.randint(1, _MOST_PLAIN_MESSAGES)):
+        message = draw_message(rng, frames, today, open_titles=_OPEN_TITLE_SHARE, date_shares=_PLAIN_DATE_SHARES)
+        turns.append(UserTurn(text=message.text, response_format=EVENT_SCHEMA))
+        turns.append(AssistantTurn(text=compact_json(message.event)))
+    return tuple(turns)
 
 
 def _draw_instructions(rng: random.Random, frames: LanguageFrames, split: Split, today: datetime.date, shape: str) -> str:

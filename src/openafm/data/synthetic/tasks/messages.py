@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openafm.data.synthetic.calendar import Phrase
+from openafm.data.synthetic.calendar import DATE_SHARES, Phrase
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of, value_of
 from openafm.data.synthetic.styles import restyle
 from openafm.data.synthetic.text_files.frames import LanguageFrames
@@ -31,10 +32,19 @@ class Message:
     event: dict[str, str] | None
 
 
-def draw_message(rng: random.Random, frames: LanguageFrames, today: datetime.date) -> Message:
-    """A message that announces one event."""
+def draw_message(
+    rng: random.Random,
+    frames: LanguageFrames,
+    today: datetime.date,
+    *,
+    open_titles: float = 0.0,
+    date_shares: Mapping[str, float] = DATE_SHARES,
+) -> Message:
+    """A message that announces one event. A share `open_titles` of the titles are arbitrary words."""
     frame = rng.choice(frames.events)
-    values = _EventValues(rng, frames, today, frame)
+    values = _EventValues(rng, frames, today, frame, date_shares)
+    if open_titles and rng.random() < open_titles:
+        values.open_title = frames.draw_open_title(rng)
     pieces = list(render(frame, rng, values, keep=values.keeps, language=frames.language))
     pieces = _surrounded(rng, frames, pieces, today)
     pieces = restyle(rng, pieces, frames.language)
@@ -85,7 +95,14 @@ class Distractors:
 class _EventValues(Distractors):
     """Values of the slots of an event frame; `wrote` collects the names of the fields that were written."""
 
-    def __init__(self, rng: random.Random, frames: LanguageFrames, today: datetime.date, frame: Frame) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        frames: LanguageFrames,
+        today: datetime.date,
+        frame: Frame,
+        date_shares: Mapping[str, float],
+    ) -> None:
         super().__init__(rng, frames, today)
         needed = frame.required
         has_date = bool(needed & {"date", "date_bare"}) or rng.random() < _DATE_SHARE
@@ -94,9 +111,12 @@ class _EventValues(Distractors):
             has_date = True
         is_evening = has_time and "tonight" in frames.calendar.dates and rng.random() < 0.05
         self.time: Phrase | None = frames.calendar.draw_time(rng, evening=is_evening) if has_time else None
-        self.date: Phrase | None = frames.calendar.draw_date(rng, today, evening=is_evening) if has_date else None
+        self.date: Phrase | None = None
+        if has_date:
+            self.date = frames.calendar.draw_date(rng, today, evening=is_evening, shares=date_shares)
         self._has_place = bool(needed & _PLACE_SLOTS) or rng.random() < _PLACE_SHARE
         self._fields: dict[str, Pieces] = {}
+        self.open_title = ""
         self.wrote: set[str] = set()
 
     def keeps(self, names: frozenset[str]) -> bool:
@@ -115,6 +135,7 @@ class _EventValues(Distractors):
         name = slot.name
         if name == "title":
             before, title = self._frames.draw_title(self._rng, slot.form)
+            title = self.open_title or title
             return (Piece(before), Piece(title, "title")) if before else (Piece(title, "title"),)
         if name in _PLACE_SLOTS:
             pieces, bare = self._frames.draw_place(self._rng)

@@ -55,6 +55,7 @@ INSTRUCTION_SECTIONS = {
     "also": frozenset({"first", "second"}),
     "wrap": frozenset({"request"}),
 }
+_OPEN_KINDS = ("hobby", "food", "animal", "product", "job", "company", "word", "name")
 _HELD_OUT_FRAMES = 8  # one frame in this many is held out
 
 
@@ -155,6 +156,17 @@ class LanguageFrames:
             before = head.forms.get(form, "") if form else ""
             return (before + (" " if before and before[-1].isalnum() else ""), text)
         raise AssertionError(f"{self.language}/titles.txt: no title has the form '{form}'")
+
+    def draw_open_title(self, rng: random.Random) -> str:
+        """A title of any words, which can only be copied."""
+        words = [self.words.draw(rng, rng.choice(_OPEN_KINDS)) for _ in range(rng.choice((1, 1, 2)))]
+        words = [word if rng.random() < 0.2 else word.lower() for word in words]
+        match rng.choice(("plain", "plain", "plain", "with", "owner")):
+            case "with":
+                words += [rng.choice(("with", "with", "for")), self.words.draw(rng, "person")]
+            case "owner":
+                words.insert(0, self.words.draw(rng, "person") + "'s")
+        return " ".join(words)
 
     def draw_place(self, rng: random.Random) -> tuple[Pieces, str]:
         """A place with its preposition, the bare part marked, and the bare part."""
