@@ -7,20 +7,29 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.gguf.architecture import ROPE_FACTORS, decoder_name, read_architecture
 from openafm.bundle.gguf.errors import GGUFError
+from openafm.bundle.gguf.nearest import grouped, nearest_numerics, outcome_notes
 from openafm.bundle.gguf.reader import GGUFFile, GGUFTensor, read_gguf
 from openafm.bundle.gguf.tokenizer import tokenizer_json
 from openafm.bundle.hugging_face.chat.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.chat.template import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.weights import decoder_shapes
-from openafm.bundle.hugging_face.writing import Compute, Conversion, ImportReport, ReadModel, import_card, write_import
-from openafm.compression.native_numerics import Weights
+from openafm.bundle.hugging_face.writing import (
+    Compute,
+    Conversion,
+    ImportReport,
+    ReadModel,
+    import_card,
+    numerics_of,
+    write_import,
+)
+from openafm.compression.grouped import GroupedMatrix
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
@@ -35,16 +44,18 @@ def import_gguf(
     place: Path,
     *,
     compute: Compute = "float32",
-    conversion: Conversion | None = None,
+    conversion: Conversion | Literal["nearest"] | None = None,
     today: datetime.date | None = None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportReport:
-    """Convert a GGUF file to a bundle at `place`. Quantized weights become float32 with exactly the values of the file.
+    """Convert a GGUF file to a bundle at `place`.
 
     Args:
         compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory of keys and values.
-        conversion: how weights are rounded for the native engine; matrices of Q8_0 keep their values in int8. An import
-            that is killed continues when it is called again with the same arguments.
+        conversion: how weights are rounded for the native engine; matrices of Q8_0 keep their values in int8. "nearest":
+            each matrix in the native format that is nearest to its type in the file, with the file's codes where both have
+            the same groups (nearest.py). Without one, quantized weights become float32 with exactly the values of the file.
+            An import that is killed continues when it is called again with the same arguments.
         today: the date for chat templates that state one.
         on_part: called with the number of finished weight files and of all, with `conversion`.
 
@@ -65,8 +76,8 @@ def import_gguf(
     except TokenizerError as error:
         raise GGUFError(f"the tokenizer of {file} cannot be used: {error}") from error
     template = _chat_template(read.metadata, text, tokenizer, today or datetime.date.today())
-    weights = None if conversion is None else conversion.weights
-    notes = (*template.notes, *_type_notes(read, weights))
+    conversion, numerics, outcome = _outcome(read, config, tensors, conversion)
+    notes = (*template.notes, *outcome)
     model = ReadModel(
         config=config,
         tokenizer=tokenizer,
@@ -76,17 +87,31 @@ def import_gguf(
         card=import_card(place.name, f"GGUF file of the {family} family", "model", notes),
     )
 
-    def adjusted(numerics: Numerics) -> Numerics:
-        if weights != "int8" or any(each.source.type.name != "Q8_0" for each in _matrices(tensors)):
-            return numerics
-        return replace(numerics, weights="int8_group32", exceptions=())  # the same groups: values stay
-
-    bundle = write_import(place, model, compute=compute, conversion=conversion, adjusted=adjusted, on_part=on_part)
+    bundle = write_import(place, model, compute=compute, conversion=conversion, numerics=numerics, on_part=on_part)
     return ImportReport(bundle=bundle, notes=notes)
 
 
-def _matrices(tensors: Sequence[_ConvertedTensor]) -> list[_ConvertedTensor]:
-    return [tensor for tensor in tensors if len(tensor.shape) == 2 and tensor.name.startswith("layers.")]
+def _outcome(
+    read: GGUFFile,
+    config: DecoderConfig,
+    tensors: Sequence[_ConvertedTensor],
+    conversion: Conversion | Literal["nearest"] | None,
+) -> tuple[Conversion | None, Numerics | None, list[str]]:
+    """Return how weights are converted, the numerics of a conversion, and notes about the values."""
+    if conversion == "nearest":
+        numerics = nearest_numerics(tensors)
+        if numerics is None:
+            return None, None, ["F32 keeps its values; the native engine computes it as it is"]
+        return Conversion(weights="int8"), numerics, outcome_notes(tensors, numerics)
+    if conversion is None:
+        return None, None, _type_notes(read, "become float32 with the same values")
+    numerics, outcome = numerics_of(config, conversion.weights), f"are decoded and rounded to {conversion.weights}"
+    matrices = (tensor for tensor in tensors if len(tensor.shape) == 2 and tensor.name.startswith("layers."))
+    if conversion.weights == "int8":
+        outcome += ", except that matrices keep their values if all are Q8_0"
+        if all(each.source.type.name == "Q8_0" for each in matrices):
+            numerics = replace(numerics, weights="int8_group32", exceptions=())  # the same groups: values stay
+    return conversion, numerics, _type_notes(read, outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +134,10 @@ class _ConvertedTensor:
     def data(self) -> NDArray[np.uint8]:
         source = self.source
         return source.blocks if source.type.block_values == 1 else source.values().reshape(-1).view(np.uint8)
+
+    def grouped(self, format: str) -> GroupedMatrix | None:
+        """Return the codes of the file (`CodedSource`)."""
+        return grouped(self.source, format)
 
 
 def _tensors(read: GGUFFile, config: DecoderConfig) -> list[_ConvertedTensor]:
@@ -154,14 +183,11 @@ def _stop_names(metadata: Mapping[str, Any], tokens: Sequence[str], tokenizer: I
     return [name for name in names if name in tokenizer.special_ids]
 
 
-def _type_notes(read: GGUFFile, weights: Weights | None) -> list[str]:
+def _type_notes(read: GGUFFile, outcome: str) -> list[str]:
     values: Counter[str] = Counter()
     for tensor in read.tensors.values():
         values[tensor.type.name] += int(np.prod(tensor.shape))
     quantized = [f"{name} {count / values.total():.0%}" for name, count in values.most_common() if name[0] == "Q"]
     if not quantized:
         return []
-    outcome = "become float32 with the same values" if weights is None else f"are decoded and rounded to {weights}"
-    if weights == "int8":
-        outcome += ", except that matrices keep their values if all are Q8_0"
     return [f"quantized weights ({', '.join(quantized)}) {outcome}"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,15 @@ class LayerMethod(Protocol):
     def quantize(self, name: str, weight_RC: NDArray[np.float32], format: GroupFormat) -> GroupedMatrix: ...
 
     def finish(self, index: int, weights: Mapping[str, NDArray[np.float32]]) -> None: ...
+
+
+@runtime_checkable
+class CodedSource(Protocol):
+    """A tensor source that has codes and scales of its own."""
+
+    def grouped(self, format: str) -> GroupedMatrix | None:
+        """Return its codes in a format of `FORMATS`, None if it has none there and must be rounded."""
+        ...
 
 
 _CHUNK_NUMBERS = 1 << 24  # of a matrix outside of the layers in fp32 at once
@@ -137,20 +146,26 @@ def _stored(
     is_inside = name.startswith("layers.")
     weights = numerics.weights_of(name.removesuffix(".weight")) if is_inside else numerics.embedding
     if weights == "bfloat16":
-        yield in_memory(name, np.concatenate([_bfloat16(rows) for rows in finite_rows(tensor)]), dtype="BF16")
+        yield in_memory(name, np.concatenate([bfloat16(rows) for rows in finite_rows(tensor)]), dtype="BF16")
         return
+    chosen = range if is_inside else NEAREST
     try:
         if is_inside and method is not None:
             matrix = method.quantize(name.removesuffix(".weight"), _whole(tensor), FORMATS[weights])
             arrays = matrix.tensors(name)
+        elif (own := _own_codes(tensor, weights, chosen)) is not None:
+            arrays = own.tensors(name)
         else:
-            chosen = range if is_inside else NEAREST
             chunks = [FORMATS[weights].quantize(rows, name, chosen).tensors(name) for rows in finite_rows(tensor)]
             arrays = {each: np.concatenate([chunk[each] for chunk in chunks]) for each in chunks[0]}
     except CompressionError as error:
         raise BundleError(f"{tensor.file}: {error}") from error
     for each, array in arrays.items():
         yield in_memory(each, array)
+
+
+def _own_codes(tensor: TensorSource, weights: str, range: RangeConfig) -> GroupedMatrix | None:
+    return tensor.grouped(weights) if isinstance(tensor, CodedSource) and range == NEAREST else None
 
 
 def finite_rows(tensor: TensorSource) -> Iterator[NDArray[np.float32]]:
@@ -172,7 +187,7 @@ def finite_rows(tensor: TensorSource) -> Iterator[NDArray[np.float32]]:
         yield values
 
 
-def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Round to the nearest bfloat16, ties to even."""
     bits = values.view(np.uint32)
     rounded = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -74,13 +74,13 @@ def write_import(
     *,
     compute: Compute,
     conversion: Conversion | None,
-    adjusted: Callable[[Numerics], Numerics] = lambda numerics: numerics,
+    numerics: Numerics | None = None,
     on_part: Callable[[int, int], None],
 ) -> Bundle:
     """Write a model as a bundle: with the dtypes of its weights, or converted for the native engine.
 
     Args:
-        adjusted: changes the numerics of a conversion.
+        numerics: of a conversion; default: those of its weights for the model.
 
     Raises:
         HuggingFaceError: a width of the model does not fit the format, or the calibration text is too short.
@@ -95,18 +95,18 @@ def write_import(
     }
     if conversion is None:
         return write_bundle(place, **parts, tensors=model.tensors, numerics=_stored_numerics(model.tensors, compute))
-    numerics = adjusted(numerics_of(model.config, conversion.weights))
+    chosen = numerics or numerics_of(model.config, conversion.weights)
     calibration, tensors = conversion.calibration, model.tensors
     method = None if calibration is None else _gptq(model, calibration.tokens(model.tokenizer, model.template))
     # A killed import continues if nothing differs that decides the bytes of the weights.
     states = sorted((str(file.resolve()), *file_state(file)) for file in set(model.files))
-    stated = (states, numerics, calibration, conversion.range, model.template.to_json())
+    stated = (states, chosen, calibration, conversion.range, model.template.to_json())
     return write_bundle_in_parts(
         place,
         **parts,
         key=hashlib.sha256(repr(stated).encode()).hexdigest(),
-        numerics=numerics,
-        write_weights=lambda folder: write_parts(folder, tensors, numerics, method, conversion.range, on_part),
+        numerics=chosen,
+        write_weights=lambda folder: write_parts(folder, tensors, chosen, method, conversion.range, on_part),
     )
 
 

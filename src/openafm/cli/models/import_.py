@@ -6,13 +6,14 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from openafm.cli.models.bundles import check_name_is_free
 from openafm.cli.models.compress import Method
 from openafm.cli.output import JsonOption, print_json, print_text
+from openafm.core.errors import UsageError
 from openafm.core.progress import progress
 
 if TYPE_CHECKING:
@@ -32,12 +33,28 @@ class Weights(StrEnum):
     BF16 = "bf16"
 
 
+class FileWeights(StrEnum):
+    """Weights of an imported GGUF file."""
+
+    NEAREST = "nearest"
+    FLOAT32 = "float32"
+    INT4 = "int4"
+    INT8 = "int8"
+    BF16 = "bf16"
+
+
 NameOption = Annotated[str | None, typer.Option(help="Name of the bundle; default: that of the folder or file.")]
 ComputeOption = Annotated[Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")]
 WeightsOption = Annotated[
     Weights | None,
     typer.Option(help="Convert the weights for the native engine, layer by layer; default: keep them, for torch."),
+]
+FileWeightsOption = Annotated[
+    FileWeights,
+    typer.Option(
+        help="nearest: native formats nearest to the file's types; float32: every value of the file, 32 bits each."
+    ),
 ]
 MethodOption = Annotated[
     Method,
@@ -73,7 +90,7 @@ def gguf(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file of llama.cpp.")],
     name: NameOption = None,
     compute: ComputeOption = Compute.FLOAT32,
-    weights: WeightsOption = None,
+    weights: FileWeightsOption = FileWeights.NEAREST,
     method: MethodOption = Method.RTN,
     calibration: CalibrationOption = None,
     force: ForceOption = False,
@@ -83,12 +100,20 @@ def gguf(
     from openafm.bundle.gguf import import_gguf
 
     place = _place(name or file.resolve().stem, force)
-    conversion = _conversion(weights, compute, method, calibration)
+    if weights is FileWeights.NEAREST and compute is not Compute.FLOAT32:
+        raise UsageError(f"--compute {compute.value} is for --weights float32; pass both")
+    chosen = None if weights.value not in list(Weights) else Weights(weights.value)
+    rounded = _conversion(chosen, compute, method, calibration)
+    conversion: Conversion | Literal["nearest"] | None = "nearest" if weights is FileWeights.NEAREST else rounded
     _print_report(_imported(import_gguf, file, place, compute, conversion), json)
 
 
 def _imported(
-    importer: Callable[..., ImportReport], source: Path, place: Path, compute: Compute, conversion: Conversion | None
+    importer: Callable[..., ImportReport],
+    source: Path,
+    place: Path,
+    compute: Compute,
+    conversion: Conversion | Literal["nearest"] | None,
 ) -> ImportReport:
     """Run an importer, with progress where it converts weights."""
     with progress("import", 1) if conversion is not None else nullcontext() as bar:
@@ -113,7 +138,6 @@ def _conversion(weights: Weights | None, compute: Compute, method: Method, calib
     from openafm.bundle.hugging_face import Calibration, Conversion
     from openafm.compression.grouped import NEAREST
     from openafm.compression.post_training.half_quadratic import HalfQuadraticRange
-    from openafm.core.errors import UsageError
 
     if weights is not None and compute is not Compute.FLOAT32:
         raise UsageError(f"--compute {compute.value} is for imports without --weights; leave it out")
