@@ -27,6 +27,7 @@ from openafm.models.config import (
     RotaryConfig,
     SharedKeysValuesConfig,
     UntiedHeadConfig,
+    YarnRotaryConfig,
 )
 from openafm.models.sizes import SIZES
 from openafm.runtime.decoding.generation import generate
@@ -50,6 +51,9 @@ NO_POSITION = replace(ATTENTION, position=None)
 SHARED = replace(ATTENTION, keys_values=SharedKeysValuesConfig(layer=1))
 PLAIN = replace(ATTENTION, qk_norm=None)
 LLAMA3 = Llama3RotaryConfig(theta=1e4, factor=8.0, low_turns=1.0, high_turns=4.0, original_context_length=64)
+YARN = YarnRotaryConfig(
+    theta=1e4, factor=8.0, original_context_length=16, attention_factor=1.3, fast_turns=2.0, slow_turns=0.25, bounds="exact"
+)
 SHAPES = {
     "shared": decoder(ATTENTION, ATTENTION, SHARED, SHARED),
     "local and global without positions": decoder(LOCAL, LOCAL, NO_POSITION, LOCAL),
@@ -63,6 +67,7 @@ SHAPES = {
     "biases": decoder(*[replace(ATTENTION, input_bias=True, output_bias=True)] * 2),
     "linear": decoder(*[replace(ATTENTION, position=LinearRotaryConfig(factor=4.0))] * 2),
     "llama3": decoder(*[replace(ATTENTION, position=LLAMA3)] * 2),
+    "yarn": decoder(*[replace(each, position=YARN, qk_norm=None) for each in (ATTENTION, ATTENTION, SHARED)]),
 }
 
 

@@ -159,7 +159,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("qwen3.block_count", 2**31, "but the file has 1 layers"),
         ("qwen3.embedding_length", 2**31, "hidden_size is 2147483648; it must be at most"),
         ("qwen3.expert_count", 8, "mixture of experts"),
-        ("qwen3.rope.scaling.type", "yarn", "rotary scaling 'yarn'"),
+        ("qwen3.rope.scaling.type", "longrope", "rotary scaling 'longrope'"),
         ("qwen3.attention.sliding_window", 64, "sliding window"),
         ("qwen3.attention.value_length", 8, "value_length differs"),
         ("qwen3.attention.head_count", 0, "value|head"),

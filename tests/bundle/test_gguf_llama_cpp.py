@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import gguf_models
 import numpy as np
 import pytest
 import torch
-from checkpoints import FAMILIES, VOCAB_ROWS
+from checkpoints import FAMILIES, VOCAB_ROWS, YARN_SCALING
 
 from openafm.bundle.gguf import export_gguf
 from openafm.runtime.engines.torch_engine import TorchEngine
@@ -32,10 +33,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_llama_cpp_computes_the_same_logits_and_tokens(family: str, tmp_path: Path) -> None:
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {family: (family, {}) for family in FAMILIES} | {
+    "yarn": ("qwen2", {"rope_parameters": YARN_SCALING}),
+    "yarn with a factor of attention": ("qwen3", {"rope_parameters": YARN_SCALING | {"attention_factor": 0.8}}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_llama_cpp_computes_the_same_logits_and_tokens(variant: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    bundle = gguf_models.bundle(tmp_path, family)
+    family, changes = VARIANTS[variant]
+    bundle = gguf_models.bundle(tmp_path, family, **changes)
     export_gguf(bundle, tmp_path / "model.gguf")
     tokens = np.random.default_rng(0).integers(0, VOCAB_ROWS - 100, 64).tolist()
     text = "What's 17 * 1234?\n\n  今日は 👍 don't"

@@ -160,8 +160,9 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"model_type": "gemma3_text"}, "gemma3_text.*imports llama, qwen2"),
     "quantized": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .gptq"),
     "experts": ({"num_experts": 8}, "mixture of experts"),
-    "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "scaling 'yarn'"),
-    "old yarn": ({"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
+    "dynamic": ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "scaling 'dynamic' .*length of the text"),
+    "longrope": ({"rope_parameters": {"rope_type": "longrope"}}, "scaling 'longrope' .*length of the text"),
+    "old name": ({"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "su"}}, "scaling 'su' is not"),
     "partial rotation": ({"rope_parameters": LLAMA3_SCALING | {"partial_rotary_factor": 0.5}}, "partial rotary"),
     "activation": ({"hidden_act": "relu2"}, "activation 'relu2'"),
     "attention": ({"layer_types": ["full_attention"] * 3 + ["linear_attention"]}, "linear_attention"),
@@ -183,6 +184,9 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no heads": ({"num_attention_heads": 0}, "invalid value"),
     "endless layers": ({"num_hidden_layers": float("inf")}, "invalid value"),
     "experts in words": ({"num_experts": "8"}, "invalid value"),
+    "yarn without a factor": ({"rope_parameters": {"rope_type": "yarn"}}, "lacks 'factor'"),
+    "yarn that shortens": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "factor must be at least 1"),
+    "endless yarn": ({"rope_parameters": {"rope_type": "yarn", "factor": float("inf")}}, "invalid value"),
     "rotation in words": ({"rope_parameters": "default"}, "invalid value"),
 }
 

@@ -46,6 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
         },
     ),
+    "qwen2, yarn rotary": ("qwen2", {"rope_parameters": checkpoints.YARN_SCALING}),
     "smollm3, without positions in a layer": ("smollm3", {}),
 }
 

@@ -24,6 +24,8 @@ from openafm.models.attention.config import (
     QKNormConfig,
     RotaryConfig,
     SharedKeysValuesConfig,
+    YarnRotaryConfig,
+    yarn_attention_factor,
 )
 from openafm.models.feed_forward.config import DenseFeedForwardConfig, FeedForwardConfig
 from openafm.models.feed_forward.experts_config import ExpertsConfig, RouterConfig, TopKRouterConfig
@@ -54,6 +56,8 @@ __all__ = [
     "TrackNormConfig",
     "TracksConfig",
     "UntiedHeadConfig",
+    "YarnRotaryConfig",
+    "yarn_attention_factor",
 ]
 
 

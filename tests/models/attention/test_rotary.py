@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Literal
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tiny_decoders import largest_difference
 from torch import Tensor
 
-from openafm.models.config import Llama3RotaryConfig, RotaryConfig
+from openafm.models.config import Llama3RotaryConfig, RotaryConfig, YarnRotaryConfig, yarn_attention_factor
 
 HEAD_DIM = 8
 LAYOUTS: list[Literal["interleaved", "half"]] = ["interleaved", "half"]
@@ -106,3 +107,26 @@ def test_llama3_divides_low_frequencies_by_the_factor() -> None:
     for pair, frequency in enumerate(expected):
         turned_C = rotation.apply(torch.eye(HEAD_DIM)[2 * pair].view(1, 1, 1, HEAD_DIM)).flatten()
         assert math.atan2(turned_C[2 * pair + 1], turned_C[2 * pair]) == pytest.approx(frequency, rel=1e-4)
+
+
+def test_yarn_keeps_early_pairs_and_divides_late_ones() -> None:
+    """Qwen3 for 131,072 tokens: 32 turns within 32,768 tokens at pair 23.6, one turn at pair 39.7."""
+    config = YarnRotaryConfig(theta=1e6, factor=4.0, original_context_length=32_768, attention_factor=1.0)
+    shares = config.kept_shares(128)
+    assert len(shares) == 64
+    assert set(shares[:24]) == {1.0}
+    assert set(shares[40:]) == {0.0}
+    assert shares[24:40] == pytest.approx([1 - number / 17 for number in range(1, 17)])
+    exact = dataclasses.replace(config, bounds="exact").kept_shares(128)
+    assert exact[24:40] == pytest.approx([1 - (pair - 23.596) / (39.652 - 23.596) for pair in range(24, 40)], abs=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_yarn_multiplies_lengths_by_its_attention_factor(layout: Literal["interleaved", "half"]) -> None:
+    factor = yarn_attention_factor(4.0)
+    assert factor == pytest.approx(1.138629, abs=1e-6)
+    assert yarn_attention_factor(1.0) == 1.0
+    config = YarnRotaryConfig(layout=layout, factor=4.0, original_context_length=64, attention_factor=factor)
+    x_C = torch.randn(HEAD_DIM)
+    turned_C = config.build(torch.tensor([[77]]), HEAD_DIM).apply(x_C.view(1, 1, 1, HEAD_DIM))
+    assert turned_C.norm() == pytest.approx(factor * x_C.norm().item(), rel=1e-5)

@@ -65,6 +65,7 @@ public:
         config.hidden_dim = CHOSEN * shape.hidden_dim, config.num_prefill_layers = shape.num_own, config.num_rotaries = 2;
         config.norm_eps = config.qk_norm_eps = config.track_norm_eps = 1e-5f;
         config.norm_before_position = seed % 2, config.interleaved = seed / 2 % 2, config.level_zero = 1.5f;
+        config.amplitudes = floats(2, 1, 2);
         config.frequencies = floats(shape.head_dim, 0, 1), config.final_norm = norm(shape.dim);
         config.embedding = grouped(shape.vocab_size, shape.dim, OA_INT4, 32, true), config.layers = layers_.data();
         config.head = seed % 3 ? config.embedding : grouped(shape.vocab_size, shape.dim, OA_INT8, 0, false);

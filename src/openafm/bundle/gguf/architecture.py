@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from openafm.bundle.gguf.errors import GGUFError
 from openafm.bundle.hugging_face.config import FAMILIES, check_sizes, decoder_config
 from openafm.core.config import nearest
-from openafm.models.config import AttentionConfig, DecoderConfig, RotaryConfig
+from openafm.models.config import AttentionConfig, DecoderConfig, RotaryConfig, yarn_attention_factor
 
 INTERLEAVED_FAMILIES = ("llama", "smollm3")
 ROPE_FACTORS = "rope_freqs.weight"
@@ -156,8 +156,10 @@ def _values(family: str, keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> 
 
 def _scaling(keys: _Keys, factors: NDArray[np.float32] | None, head_dim: int, rope: Mapping[str, Any]) -> dict[str, Any]:
     kind = keys.text("rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        raise GGUFError(f"rotary scaling '{kind}' is not supported; supported are none, linear and llama3")
+    if kind not in ("none", "linear", "yarn"):
+        raise GGUFError(f"rotary scaling '{kind}' is not supported; supported are none, linear, llama3 and yarn")
+    if factors is not None and kind == "yarn":
+        raise GGUFError(f"{ROPE_FACTORS} beside rotary scaling 'yarn' is not supported; import the Hugging Face folder")
     if factors is not None:
         for low, high, original in _LLAMA3_SCALINGS:
             scaling = {
@@ -173,6 +175,17 @@ def _scaling(keys: _Keys, factors: NDArray[np.float32] | None, head_dim: int, ro
         raise GGUFError(f"{ROPE_FACTORS} is not the `llama3` scaling of a published model; import the Hugging Face folder")
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+    if kind == "yarn":
+        factor, context_length = keys.number("rope.scaling.factor"), keys.integer("context_length")
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length", context_length),
+            # llama.cpp multiplies its default by the value of the file.
+            "attention_factor": yarn_attention_factor(factor) * keys.number("rope.scaling.attn_factor", 1.0),
+            "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
+            "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
+        }
     return {"rope_type": "default"}
 
 
@@ -233,4 +246,22 @@ def file_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
         metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
     if rope["rope_type"] == "llama3":
         metadata["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if rope["rope_type"] == "yarn":
+        metadata |= _yarn_metadata(rope)
     return {f"{family}.{key}": value for key, value in metadata.items()}
+
+
+def _yarn_metadata(rope: Mapping[str, Any]) -> dict[str, Any]:
+    if (rope["beta_fast"], rope["beta_slow"], rope["truncate"]) != (32.0, 1.0, True):
+        raise GGUFError(
+            "llama.cpp reads no bounds of yarn from the files of this family: beta_fast 32, beta_slow 1 and truncate; "
+            "export --to hf instead"
+        )
+    metadata = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(rope["factor"]),
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+    if (share := rope["attention_factor"] / yarn_attention_factor(rope["factor"])) != 1.0:
+        metadata["rope.scaling.attn_factor"] = share
+    return metadata

@@ -20,11 +20,14 @@ from openafm.models.config import (
     RotaryConfig,
     TiedHeadConfig,
     UntiedHeadConfig,
+    YarnRotaryConfig,
+    yarn_attention_factor,
 )
 
 _THETAS = {"llama": 1e4, "qwen2": 1e4, "qwen3": 1e4, "smollm3": 2e6}  # defaults of transformers
 FAMILIES = tuple(_THETAS)
 VISION_FAMILIES = ("internvl",)
+_LENGTH_DEPENDENT = ("dynamic", "longrope")  # kinds of rotary scaling
 _LARGEST = {
     "num_hidden_layers": 1 << 10,
     "hidden_size": 1 << 17,
@@ -136,7 +139,7 @@ def _decoder(family: str, values: Values) -> DecoderConfig:
         layers=tuple(layers),
         head=TiedHeadConfig() if is_tied else UntiedHeadConfig(),
         norm_eps=eps,
-        context_length=int(values["max_position_embeddings"]),
+        context_length=_context_length(values, rotary),
     )
 
 
@@ -159,10 +162,47 @@ def _rotary(family: str, values: Values) -> RotaryConfig:
                 high_turns=float(stated["high_freq_factor"]),
                 original_context_length=int(stated["original_max_position_embeddings"]),
             )
+        case "yarn":
+            return _yarn(theta, stated, values)
+    reason = ": its angles change with the length of the text, and stored keys would not"
     raise HuggingFaceError(
-        f"rotary scaling '{kind}' is not supported; supported are default, linear and llama3. If it only extends the "
-        "context, remove it from config.json and lower max_position_embeddings"
+        f"rotary scaling '{kind}' is not supported{reason if kind in _LENGTH_DEPENDENT else ''}; supported are default, "
+        "linear, llama3 and yarn. If it only extends the context, remove it from config.json and lower "
+        "max_position_embeddings"
     )
+
+
+def _yarn(theta: float, stated: Values, values: Values) -> YarnRotaryConfig:
+    """The defaults are those of transformers."""
+    context_length = int(values["max_position_embeddings"])
+    original = int(
+        values.get("original_max_position_embeddings") or stated.get("original_max_position_embeddings") or context_length
+    )
+    factor = context_length / original if stated["factor"] is None else float(stated["factor"])
+    attention_factor = stated.get("attention_factor")
+    if attention_factor is None:
+        scale, scale_all = stated.get("mscale"), stated.get("mscale_all_dim")
+        attention_factor = yarn_attention_factor(factor)
+        if scale and scale_all:
+            attention_factor = yarn_attention_factor(factor, scale) / yarn_attention_factor(factor, scale_all)
+    return YarnRotaryConfig(
+        theta=theta,
+        layout="half",
+        factor=factor,
+        original_context_length=original,
+        attention_factor=float(attention_factor),
+        fast_turns=float(stated.get("beta_fast") or 32),
+        slow_turns=float(stated.get("beta_slow") or 1),
+        bounds="whole" if stated.get("truncate", True) else "exact",
+    )
+
+
+def _context_length(values: Values, rotary: RotaryConfig) -> int:
+    """With yarn, `max_position_embeddings` is often that of the model before it was extended."""
+    stated = int(values["max_position_embeddings"])
+    if isinstance(rotary, YarnRotaryConfig):
+        return max(stated, int(rotary.factor * rotary.original_context_length))
+    return stated
 
 
 def _rotated_layers(family: str, values: Values) -> list[bool]:

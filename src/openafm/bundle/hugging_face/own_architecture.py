@@ -17,6 +17,7 @@ from openafm.models.config import (
     RotaryConfig,
     SharedKeysValuesConfig,
     TiedHeadConfig,
+    YarnRotaryConfig,
 )
 
 _MODULES = ("configuration_openafm.py", "modeling_openafm.py")
@@ -37,6 +38,16 @@ def rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
                 "low_freq_factor": rotary.low_turns,
                 "high_freq_factor": rotary.high_turns,
                 "original_max_position_embeddings": rotary.original_context_length,
+            }
+        case YarnRotaryConfig():
+            values |= {
+                "rope_type": "yarn",
+                "factor": rotary.factor,
+                "original_max_position_embeddings": rotary.original_context_length,
+                "attention_factor": rotary.attention_factor,
+                "beta_fast": rotary.fast_turns,
+                "beta_slow": rotary.slow_turns,
+                "truncate": rotary.bounds == "whole",
             }
     return values
 

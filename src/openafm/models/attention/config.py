@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -42,6 +43,11 @@ class RotaryConfig(PositionConfig):
 
     def __post_init__(self) -> None:
         self.require(self.theta > 0, f"theta must be positive, got {self.theta}")
+
+    @property
+    def amplitude(self) -> float:
+        """The factor of sines and cosines."""
+        return 1.0
 
     def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
         from openafm.models.attention.rotary import Rotation
@@ -93,6 +99,57 @@ class Llama3RotaryConfig(RotaryConfig):
         from openafm.models.attention.rotary import Llama3Rotation
 
         return Llama3Rotation(self, positions_BS, head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnRotaryConfig(RotaryConfig):
+    """Rotary embedding with the low frequencies divided by `factor`, and longer queries and keys: YaRN (arXiv 2309.00071).
+
+    Pairs up to the one that makes `fast_turns` turns within `original_context_length` tokens keep their frequency; from the
+    one that makes `slow_turns` on they are divided. Between these bounds, by default the whole numbers around them, the kept
+    share falls linearly with the number of the pair. Sines and cosines are multiplied by `attention_factor`.
+    """
+
+    factor: float
+    original_context_length: int
+    attention_factor: float
+    fast_turns: float = 32.0
+    slow_turns: float = 1.0
+    bounds: Literal["whole", "exact"] = "whole"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.theta > 1, f"theta must be above 1, got {self.theta}")
+        self.require(self.factor >= 1, f"factor must be at least 1, got {self.factor}")
+        self.require(self.original_context_length > 0, "original_context_length must be positive")
+        self.require(self.attention_factor > 0, f"attention_factor must be positive, got {self.attention_factor}")
+        self.require(0 < self.slow_turns < self.fast_turns, "slow_turns must be positive and below fast_turns")
+
+    def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
+        from openafm.models.attention.rotary import YarnRotation
+
+        return YarnRotation(self, positions_BS, head_dim)
+
+    @property
+    def amplitude(self) -> float:
+        return self.attention_factor
+
+    def kept_shares(self, head_dim: int) -> tuple[float, ...]:
+        """Return for each pair the share of its frequency that is kept; the rest is divided by `factor`."""
+        first, last = (
+            head_dim * math.log(self.original_context_length / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+            for turns in (self.fast_turns, self.slow_turns)
+        )
+        if self.bounds == "whole":
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, head_dim - 1)
+        span = (last - first) or 0.001
+        return tuple(1 - min(max((pair - first) / span, 0.0), 1.0) for pair in range(head_dim // 2))
+
+
+def yarn_attention_factor(factor: float, scale: float = 1.0) -> float:
+    """Return the attention factor that YaRN proposes for a context that is `factor` times longer."""
+    return 1 + 0.1 * scale * math.log(factor) if factor > 1 else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openafm.models.attention.position_embedding import PositionEmbedding
-from openafm.models.config import LinearRotaryConfig, Llama3RotaryConfig, RotaryConfig
+from openafm.models.config import LinearRotaryConfig, Llama3RotaryConfig, RotaryConfig, YarnRotaryConfig
 
 
 class Rotation(PositionEmbedding):
@@ -25,7 +25,7 @@ class Rotation(PositionEmbedding):
         exponents_F = torch.arange(0, head_dim, 2, device=positions_BS.device, dtype=torch.float32) / head_dim
         frequencies_F = self._scaled(config, config.theta**-exponents_F)
         angles_BS1F = (positions_BS.float()[..., None] * frequencies_F)[..., None, :]
-        self._rotations_BS1F = torch.polar(torch.ones_like(angles_BS1F), angles_BS1F)
+        self._rotations_BS1F = torch.polar(torch.full_like(angles_BS1F, config.amplitude), angles_BS1F)
         self._layout = config.layout
 
     def _scaled(self, config: Any, frequencies_F: Tensor) -> Tensor:
@@ -54,4 +54,12 @@ class Llama3Rotation(Rotation):
     def _scaled(self, config: Llama3RotaryConfig, frequencies_F: Tensor) -> Tensor:
         turns_F = config.original_context_length * frequencies_F / (2 * math.pi)
         kept_F = ((turns_F - config.low_turns) / (config.high_turns - config.low_turns)).clamp(0, 1)
+        return kept_F * frequencies_F + (1 - kept_F) * frequencies_F / config.factor
+
+
+class YarnRotation(Rotation):
+    """Divide the frequencies of late pairs by a factor and keep those of early pairs."""
+
+    def _scaled(self, config: YarnRotaryConfig, frequencies_F: Tensor) -> Tensor:
+        kept_F = frequencies_F.new_tensor(config.kept_shares(2 * len(frequencies_F)))
         return kept_F * frequencies_F + (1 - kept_F) * frequencies_F / config.factor

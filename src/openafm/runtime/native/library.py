@@ -11,7 +11,7 @@ from typing import Any
 from openafm.core.native_build import NativeBuildError
 from openafm.runtime.native.build import built_library
 
-VERSION = 11
+VERSION = 12
 
 
 class MatrixStruct(Structure):
@@ -70,6 +70,7 @@ class ModelStruct(Structure):
         ("float_cache", c_int32),
         ("level_zero", c_float),
         ("frequencies", c_void_p),
+        ("amplitudes", c_void_p),
         ("final_norm", c_void_p),
         ("embedding", MatrixStruct),
         ("head", MatrixStruct),

@@ -24,6 +24,7 @@ from openafm.models.config import (
     RotaryConfig,
     SharedKeysValuesConfig,
     TiedHeadConfig,
+    YarnRotaryConfig,
 )
 from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.runtime.native.adapter_weights import NativeAdapter
@@ -63,6 +64,7 @@ class NativeModel:
         self._rotaries = rotaries(config)
         tables = [frequencies(position, attention.head_dim) for position in self._rotaries]
         self._frequencies = np.concatenate([*tables, np.zeros(0, np.float32)])
+        self._amplitudes = np.array([position.amplitude for position in self._rotaries], np.float32)
         self._layouts, self._vectors = layouts(bundle), vectors(config)
         self._adapters: WeakValueDictionary[str, NativeAdapter] = WeakValueDictionary()  # by digest
         self._tracks = () if config.tracks is None else (config.num_tracks,)  # leading dims of the layers' tensors
@@ -91,6 +93,7 @@ class NativeModel:
             float_cache=bundle.numerics.kv == "float32",
             level_zero=_level_zero(self._layouts),
             frequencies=self._frequencies.ctypes.data,
+            amplitudes=self._amplitudes.ctypes.data,
             final_norm=weights.address("norm.weight"),
             embedding=self._matrix("embedding", dims=()),
             head=self._matrix("embedding" if isinstance(config.head, TiedHeadConfig) else "head", dims=()),
@@ -194,8 +197,11 @@ def frequencies(position: RotaryConfig, head_dim: int) -> NDArray[np.float32]:
         turns = np.float32(position.original_context_length) * plain / np.float32(2 * np.pi)
         span = np.float32(position.high_turns - position.low_turns)
         kept = np.clip((turns - np.float32(position.low_turns)) / span, np.float32(0), np.float32(1))
-        return kept * plain + (1 - kept) * plain / np.float32(position.factor)
-    return plain
+    elif isinstance(position, YarnRotaryConfig):
+        kept = np.array(position.kept_shares(head_dim), np.float32)
+    else:
+        return plain
+    return kept * plain + (1 - kept) * plain / np.float32(position.factor)
 
 
 def _level_zero(found: Mapping[str, MatrixLayout]) -> float:

@@ -13,6 +13,7 @@ from openafm.models.config import (
     LinearRotaryConfig,
     Llama3RotaryConfig,
     RotaryConfig,
+    YarnRotaryConfig,
 )
 from openafm.models.feed_forward.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, ScopeConfig, WindowScopeConfig
@@ -22,6 +23,7 @@ from openafm.runtime.native.shapes import matrices
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
 DECODED_WEIGHTS = {"float32", "bfloat16", "astc_6x6"}  # beside float activations
 LARGEST_HEAD_DIM = 1024
+POSITIONS = {RotaryConfig, LinearRotaryConfig, Llama3RotaryConfig, YarnRotaryConfig, type(None)}
 VISION_SCOPES: tuple[type[ScopeConfig], ...] = (GlobalScopeConfig, RegisterWindowScopeConfig, WindowScopeConfig)
 _UNIT = 32  # inputs of a matrix are rounded and summed in groups of this size
 
@@ -93,7 +95,7 @@ def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
             return f"the activation of its feed-forward is {feed_forward.activation}, not silu"
         if type(attention) is not AttentionConfig or not isinstance(attention.mask, CausalMask):
             return f"its attention is a {type(attention).__name__}"
-        if type(attention.position) not in {RotaryConfig, LinearRotaryConfig, Llama3RotaryConfig, type(None)}:
+        if type(attention.position) not in POSITIONS:
             return f"its position embedding is a {type(attention.position).__name__}"
         heads.add((attention.num_heads, config.kv_heads(index), attention.head_dim))
         norms.add(attention.qk_norm)

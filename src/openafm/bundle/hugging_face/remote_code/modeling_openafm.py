@@ -5,7 +5,6 @@ Shapes: B batch, S sequence, T keys, D model dim, H heads, K key/value heads, C 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_openafm import OpenafmConfig
@@ -41,17 +41,12 @@ def rotations(config: OpenafmConfig, position_ids_BS: Tensor) -> tuple[Tensor, T
     """Return cosines and sines [B, 1, S, C] of the angles of halves of a head."""
     rope = config.rope_parameters
     exponents = torch.arange(0, config.head_dim, 2, device=position_ids_BS.device, dtype=torch.float32) / config.head_dim
-    frequencies = rope["rope_theta"] ** -exponents
-    if rope["rope_type"] == "linear":
-        frequencies = frequencies / rope["factor"]
-    elif rope["rope_type"] == "llama3":
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        frequencies = kept * frequencies + (1 - kept) * frequencies / rope["factor"]
+    frequencies, factor = rope["rope_theta"] ** -exponents, 1.0
+    if rope["rope_type"] != "default":
+        frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, position_ids_BS.device)
     angles = position_ids_BS.float()[:, None, :, None] * frequencies
     angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
+    return angles.cos() * factor, angles.sin() * factor
 
 
 def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 11
+#define OA_VERSION 12
 
 extern "C" {
 
@@ -66,6 +66,7 @@ typedef struct {
     int32_t float_cache;      // keys and values are stored in fp32, otherwise in 8 bits
     float level_zero;         // the level of a 2-bit code is code - level_zero
     const float *frequencies; // radians per position of each pair, [num_rotaries, C / 2]
+    const float *amplitudes;  // factors of cosines and sines, [num_rotaries]
     const float *final_norm;
     OaMatrix embedding, head; // the same codes if the head is tied
     const OaLayer *layers;

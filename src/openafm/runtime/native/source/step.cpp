@@ -33,8 +33,8 @@ void OaModel::find_turns(const std::vector<Row> &rows) {
         for (const Row &row : rows)
             for (int f = 0; f < config.head_dim / 2; f++) {
                 const float angle = (float)row.position * config.frequencies[rotary * (config.head_dim / 2) + f];
-                *turn++ = cosf(angle);
-                *turn++ = sinf(angle);
+                *turn++ = cosf(angle) * config.amplitudes[rotary];
+                *turn++ = sinf(angle) * config.amplitudes[rotary];
             }
 }
 
