@@ -18,6 +18,21 @@ class Format(StrEnum):
     PEFT = "peft"
 
 
+_NOT_WRITTEN = {
+    "onnx": "ONNX has no single graph for a decoder with a KV cache that its generation tools load;"
+    " export --to hf and convert that folder with Optimum",
+    "mlx": "mlx_lm.convert reads folders of transformers; export --to hf and convert that folder",
+}
+
+
+def _format(text: str) -> Format:
+    if text in _NOT_WRITTEN:
+        raise typer.BadParameter(_NOT_WRITTEN[text])
+    if text not in list(Format):
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, Format)))}")
+    return Format(text)
+
+
 class MatrixType(StrEnum):
     STORED = "stored"
     F32 = "f32"
@@ -29,7 +44,14 @@ class MatrixType(StrEnum):
 
 def export(
     name: Annotated[str, typer.Argument(help="A bundle by name or path; not compressed.")],
-    to: Annotated[Format, typer.Option(help="hf: for transformers; gguf: for llama.cpp; peft: an adapter of the bundle.")],
+    to: Annotated[
+        Format,
+        typer.Option(
+            parser=_format,
+            metavar="[hf|gguf|peft]",
+            help="hf: for transformers; gguf: for llama.cpp; peft: an adapter of the bundle.",
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder or file to write; must not exist.")],
     type: Annotated[MatrixType, typer.Option(help="Type of the matrices in a GGUF file.")] = MatrixType.STORED,
     adapter: Annotated[str | None, typer.Option(help="With --to peft: an installed adapter or its folder.")] = None,
