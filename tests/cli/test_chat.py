@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tiny_bundles import write_tiny_bundle
 
+import openafm as fm
 from openafm.cli.chat import ChatLoop
 from openafm.cli.main import run
 from openafm.cli.output import escaped, human_bytes, human_number, styled
@@ -219,3 +220,9 @@ def test_colors_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numbers_for_people() -> None:
     assert [human_number(n) for n in (7, 999, 10_700_000, 3.1e9, 2e12)] == ["7", "999", "10.7 M", "3.1 B", "2 T"]
     assert [human_bytes(n) for n in (12, 1_320, 4_420_000, 6.2e9)] == ["12 bytes", "1.32 KB", "4.42 MB", "6.2 GB"]
+
+
+def test_options_of_sampling_are_those_of_the_framework() -> None:
+    assert generation_options(None, None, 64).sampling == fm.SamplingMode.greedy()
+    assert generation_options(None, 7, 64, top_k=4).sampling == fm.SamplingMode.random(top=4, seed=7)
+    assert generation_options(0.5, None, 64, top_p=0.9).sampling == fm.SamplingMode.random(probability_threshold=0.9)

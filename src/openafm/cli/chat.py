@@ -24,6 +24,8 @@ from openafm.cli.respond import (
     SeedOption,
     TemperatureOption,
     TokensOption,
+    TopKOption,
+    TopPOption,
     default_instructions,
     generation_options,
     purpose_note,
@@ -63,6 +65,8 @@ def chat(
     schema: SchemaOption = None,
     image_detail: ImageDetailOption = None,
     temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
     seed: SeedOption = None,
     max_tokens: TokensOption = None,
     plugins: PluginsOption = None,
@@ -70,9 +74,10 @@ def chat(
     """Chat with a model turn by turn. /help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat."""
     from openafm.framework.backends.system_model import SystemLanguageModel
 
+    limit = MAX_TOKENS if max_tokens is None else max_tokens
+    options = generation_options(temperature, seed, limit, image_detail, top_k=top_k, top_p=top_p)
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     described.load()  # raises for a missing model before the first prompt
-    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens, image_detail)
     text = default_instructions() if instructions is None else instructions
     loop = ChatLoop(described, text, options, read_schema(schema))
     loop.run()

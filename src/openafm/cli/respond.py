@@ -39,6 +39,10 @@ SchemaOption = Annotated[
     Path | None, typer.Option(help="JSON Schema file, - for standard input; the answer is JSON that satisfies it.")
 ]
 TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy.")]
+TopKOption = Annotated[int | None, typer.Option(min=1, help="Sample from the most likely tokens, this many.")]
+TopPOption = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Sample from the fewest tokens that have this probability together.")
+]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling. The same seed gives the same answer.")]
 TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Token limit of an answer; default: 512.")]
 
@@ -64,6 +68,8 @@ def respond(
     draft: DraftOption = None,
     instructions: InstructionsOption = None,
     temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
     seed: SeedOption = None,
     max_tokens: TokensOption = None,
     plugins: PluginsOption = None,
@@ -76,7 +82,8 @@ def respond(
 
     text = read_prompt(prompt, schema)
     json_schema = read_schema(schema)
-    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens, image_detail)
+    limit = MAX_TOKENS if max_tokens is None else max_tokens
+    options = generation_options(temperature, seed, limit, image_detail, top_k=top_k, top_p=top_p)
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     session = LanguageModelSession(default_instructions() if instructions is None else instructions, described)
     response = session.respond_full_blocking(with_images(text, image or ()), json_schema=json_schema, options=options)
@@ -186,17 +193,26 @@ def default_instructions() -> str:
 
 
 def generation_options(
-    temperature: float | None, seed: int | None, max_tokens: int | None, image_detail: ImageDetailChoice | None = None
+    temperature: float | None,
+    seed: int | None,
+    max_tokens: int | None,
+    image_detail: ImageDetailChoice | None = None,
+    *,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> Any:
-    """Return the options of a request; greedy without temperature and seed.
+    """Return the options of a request; greedy without an option of sampling.
 
     Raises:
         UsageError: a value is out of range.
     """
     from openafm.framework.options import GenerationOptions, SamplingMode
 
-    sampling = SamplingMode.greedy() if temperature is None and seed is None else SamplingMode.random(seed=seed)
+    if top_k is not None and top_p is not None:
+        raise UsageError("--top-k and --top-p exclude each other; pass one of them")
+    is_greedy = temperature is None and seed is None and top_k is None and top_p is None
     try:
+        sampling = SamplingMode.greedy() if is_greedy else SamplingMode.random(top_k, top_p, seed)
         return GenerationOptions(
             sampling=sampling,
             temperature=temperature,
