@@ -56,8 +56,8 @@ def pull_copy(source: str, name: str | None = None) -> PulledBundle:
     path = _local_path(source)
     if not path.is_dir():
         raise UsageError(
-            f"{source} is not a folder; pull takes the folder of a bundle, file:///PATH, http(s)://SERVER of `openafm share`,"
-            " or OWNER/NAME of the Hugging Face hub"
+            f"{source} is not a folder; pull takes the folder of a bundle, file:///PATH, http(s)://SERVER of `openafm"
+            " share`, or OWNER/NAME of the Hugging Face hub"
         )
     bundle = Bundle(path)
     bundle.verify()
