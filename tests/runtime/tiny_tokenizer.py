@@ -37,7 +37,9 @@ def accepts(grammar: Grammar, text: str | bytes) -> bool:
     """Return True if the grammar allows exactly `text`, tokenized byte by byte."""
     matcher = llguidance_matcher(grammar)
     tokens = [TOKENIZER.encode_bytes(bytes([byte]))[0] for byte in (text.encode() if isinstance(text, str) else text)]
-    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+    return all(matcher.validate_tokens([token]) == 1 and matcher.consume_token(token) for token in tokens) and bool(
+        matcher.is_accepting()
+    )
 
 
 def llguidance_matcher(grammar: Grammar) -> Any:

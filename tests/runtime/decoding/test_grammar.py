@@ -193,6 +193,43 @@ def test_text_is_utf8_without_special_tokens() -> None:
         TOKENIZER.decode_bytes(tokens).decode()
 
 
+def test_text_allows_the_tokens_that_llguidance_allows() -> None:
+    import llguidance
+
+    random = np.random.default_rng(0)
+    reference = llguidance.LLMatcher(COMPILER._ll_tokenizer, "start: /(?s:.*)/", log_level=0)
+    text, size = llguidance_matcher(COMPILER.text()), TOKENIZER.vocab_size
+    states = set()
+    for step in range(600):
+        masks = [
+            np.unpackbits(np.frombuffer(each.compute_bitmask(), np.uint8), count=size, bitorder="little")
+            for each in (reference, text)
+        ]
+        assert np.array_equal(*masks)
+        assert reference.is_accepting() == text.is_accepting()
+        assert reference.is_stopped() == text.is_stopped()
+        assert reference.compute_ff_tokens() == text.compute_ff_tokens() == []
+        allowed = [int(token) for token in np.flatnonzero(masks[0]) if token != STOP]
+        states.add(len(allowed))
+        inside = [token for token in allowed if not TOKENIZER.decode_bytes([token]).isascii()]
+        token = int(random.choice(inside if inside and step % 4 else allowed))
+        sequence = [token, int(random.integers(0, size)), STOP]
+        assert reference.validate_tokens(sequence) == text.validate_tokens(sequence)
+        for each in (reference, text):
+            assert each.consume_token(token)
+            if step % 10 == 9:
+                each.rollback(3)
+    assert len(states) > 4  # inside of characters, too
+
+
+def test_plain_text_does_not_build_the_tokenizer_of_llguidance() -> None:
+    compiler = GrammarCompiler(TOKENIZER)
+    assert compiler.answer().matcher().mask().any()
+    assert "_ll_tokenizer" not in vars(compiler)
+    compiler.json_schema(EVENT)
+    assert "_ll_tokenizer" in vars(compiler)
+
+
 def test_an_answer_is_text_or_tool_calls() -> None:
     grammar = COMPILER.answer(calls_schema=tool_calls_schema(TOOLS))
     assert accepts(grammar, "the weather is fine")

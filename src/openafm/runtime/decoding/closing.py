@@ -17,7 +17,7 @@ import numpy as np
 from openafm.tokenizer.bpe import Tokenizer
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from openafm.runtime.decoding.text_grammar import AnyMatcher
 
 SLACK = 16
 """Tokens that remain below the limit: one token may close a string, add an item and begin it."""
@@ -72,7 +72,7 @@ class Closer:
         self._inside = tuple(by_byte[byte] for byte in _INSIDE if byte in by_byte)
         self.probes = tuple(by_byte[byte] for byte in _PROBES) if by_byte.keys() >= set(_PROBES) else ()
 
-    def due_end(self, matcher: LLMatcher, accepted: Sequence[int], most: int, known: KnownEnd | None = None) -> DueEnd:
+    def due_end(self, matcher: AnyMatcher, accepted: Sequence[int], most: int, known: KnownEnd | None = None) -> DueEnd:
         """Return the end of the answer after `accepted` if it must begin here for `most` tokens to suffice.
 
         It must if one more item of the innermost open list or object might not fit. `matcher` is not changed. A token is
@@ -88,7 +88,7 @@ class Closer:
         end = self._end(matcher, accepted, most, adds_item=False)
         return DueEnd([] if end is None else end.tokens, num_safe=1)
 
-    def _continued(self, known: KnownEnd, matcher: LLMatcher, accepted: Sequence[int]) -> KnownEnd | None:
+    def _continued(self, known: KnownEnd, matcher: AnyMatcher, accepted: Sequence[int]) -> KnownEnd | None:
         """Return what is left of a known end after further tokens: its first bytes, with more text in strings.
 
         None if that need not be the end that `_end` computes.
@@ -110,7 +110,7 @@ class Closer:
             return None
         return KnownEnd(left, len(accepted), known.item_at - num_used, is_inside)
 
-    def _end(self, matcher: LLMatcher, accepted: Sequence[int], most: int, *, adds_item: bool) -> KnownEnd | None:
+    def _end(self, matcher: AnyMatcher, accepted: Sequence[int], most: int, *, adds_item: bool) -> KnownEnd | None:
         """Return tokens that complete the answer, at most `most`; None if more would be needed.
 
         With `adds_item` the first list or object that could be closed gets one more item.
@@ -132,7 +132,7 @@ class Closer:
             is_inside = self._is_inside(step, is_inside)
         return None
 
-    def _next(self, matcher: LLMatcher, candidates: Sequence[int]) -> list[int]:
+    def _next(self, matcher: AnyMatcher, candidates: Sequence[int]) -> list[int]:
         """Return the first candidate that is allowed, else the first allowed token."""
         for token in candidates:
             if matcher.validate_tokens([token]) == 1:

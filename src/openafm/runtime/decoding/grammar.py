@@ -29,6 +29,7 @@ from openafm.runtime.decoding.closing import WATCHED, Closer, DueEnd, KnownEnd
 from openafm.runtime.decoding.schema_finiteness import check_finite
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
+from openafm.runtime.decoding.text_grammar import AnyMatcher, TextGrammar
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import JsonSchema
@@ -65,20 +66,32 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: BaseChatTemplate | None = None, cache_size: int = 128) -> None:
-        import llguidance
-
         self._tokenizer, self._template = tokenizer, template or ChatTemplate()
         self._stop = self._template.stop_token(tokenizer)
-        wrapped = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, self._stop))
-        self._ll_tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=self._stop)
-        self._closer = Closer(tokenizer, self._stop)
         self._cache_size = cache_size
         self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
+    @functools.cached_property
+    def _ll_tokenizer(self) -> LLTokenizer:
+        """The tokenizer of llguidance. It takes half a second for 150,000 tokens, and plain text does not need it."""
+        import llguidance
+
+        wrapped = llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, self._stop))
+        return llguidance.LLTokenizer(wrapped, n_vocab=self._tokenizer.vocab_size, eos_token=self._stop)
+
+    @functools.cached_property
+    def _closer(self) -> Closer:
+        return Closer(self._tokenizer, self._stop)
+
+    @functools.cached_property
+    def _text(self) -> Grammar:
+        matcher = TextGrammar(self._tokenizer, self._stop).matcher()
+        return Grammar(matcher, self._tokenizer.vocab_size, self._stop)
+
     def text(self) -> Grammar:
         """Return the grammar of any valid UTF-8 text without special tokens."""
-        return self._compiled("text", None, lambda: f"start: /{_TEXT}/")
+        return self._text
 
     def json_schema(self, schema: JsonSchema) -> Grammar:
         """Return the grammar of compact JSON that conforms to `schema`, properties ordered by `x-order`, then as declared.
@@ -111,7 +124,8 @@ class GrammarCompiler:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        grammar = Grammar(self._ll_tokenizer, source(), self._stop, self._closer)
+        matcher = _compiled_matcher(self._ll_tokenizer, source())
+        grammar = Grammar(matcher, self._tokenizer.vocab_size, self._stop, self._closer)
         with self._lock:
             self._cache[key] = grammar
             if len(self._cache) > self._cache_size:
@@ -136,18 +150,22 @@ class _Vocabulary:
         return list(self._encoded(text))
 
 
+def _compiled_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    import llguidance
+
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
+    if matcher.is_error():
+        raise UnsupportedSchemaError(f"the schema cannot be enforced while decoding: {_first_line(matcher.get_error())}")
+    if warnings := matcher.get_grammar_warnings():
+        raise UnsupportedSchemaError(f"part of the schema would not be enforced: {'; '.join(warnings)}")
+    return matcher
+
+
 class Grammar:
     """A compiled grammar. `matcher` starts an answer; `stop_token` ends every answer."""
 
-    def __init__(self, tokenizer: LLTokenizer, source: str, stop_token: int, closer: Closer) -> None:
-        import llguidance
-
-        matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
-        if matcher.is_error():
-            raise UnsupportedSchemaError(f"the schema cannot be enforced while decoding: {_first_line(matcher.get_error())}")
-        if warnings := matcher.get_grammar_warnings():
-            raise UnsupportedSchemaError(f"part of the schema would not be enforced: {'; '.join(warnings)}")
-        self._matcher, self._vocab_size, self.stop_token = matcher, tokenizer.vocab_size, stop_token
+    def __init__(self, matcher: AnyMatcher, vocab_size: int, stop_token: int, closer: Closer | None = None) -> None:
+        self._matcher, self._vocab_size, self.stop_token = matcher, vocab_size, stop_token
         self._closer = closer
         self._first_ends: FirstEnds = {}
 
@@ -172,7 +190,7 @@ class Matcher:
 
     def __init__(
         self,
-        matcher: LLMatcher,
+        matcher: AnyMatcher,
         vocab_size: int,
         stop_token: int,
         closer: Closer | None = None,
