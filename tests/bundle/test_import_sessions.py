@@ -74,12 +74,12 @@ def test_tools_are_called_and_their_outputs_prefilled(family: str, models: dict[
         return f"{city}: grey <|im_end|><|eot_id|>"
 
     model = fm.SystemLanguageModel(bundle=models[family])
-    session = fm.LanguageModelSession("Use tools.", model, tools=[weather], tool_limits=fm.ToolLimits(rounds=1))
+    session = fm.LanguageModelSession("Use tools.", model, tools=[weather], tool_limits=fm.ToolLimits(rounds=1, calls=4))
     options = fm.GenerationOptions(maximum_response_tokens=300, tool_calling_mode=fm.ToolCallingMode.REQUIRED)
     content = session.respond_blocking("How is it?", json_schema=SCHEMA, options=options)
     assert json.loads(content.to_json()).keys() == {"city", "days", "kind"}
     assert set(called) <= {"Kraków", "Łódź"}
-    assert called
+    assert 1 <= len(called) <= 4
     assert asyncio.run(model.token_count(session.transcript)) > 0
     restored = fm.LanguageModelSession.from_transcript(session.transcript, model)
     restored.respond_blocking("And?", options=fm.GenerationOptions(maximum_response_tokens=5))

@@ -116,7 +116,8 @@ class GrammarCompiler:
             return self.text() if schema is None else self.json_schema(schema)
         kind = "calls" if must_call else "answer_or_calls"
         syntax = self._template.calls_syntax(self._tokenizer, calls_schema)
-        return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, syntax, must_call))
+        most = calls_schema.get("maxItems")
+        return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, syntax, must_call, most))
 
     def _compiled(self, kind: str, schema: Any, source: Callable[[], str]) -> Grammar:
         key = (kind, json.dumps(schema))
@@ -373,8 +374,11 @@ def _json_grammar(schema: JsonSchema) -> str:
     return json.dumps({"grammars": [{"json_schema": _with_options(schema)}]})  # parsed faster than `%json` in a grammar
 
 
-def _calls_grammar(schema: JsonSchema | None, syntax: CallsSyntax, must_call: bool) -> str:
-    further = "" if syntax.separator is None else f"({_sequence(syntax.separator)} call)*"
+def _calls_grammar(schema: JsonSchema | None, syntax: CallsSyntax, must_call: bool, most: int | None) -> str:
+    further = ""
+    if syntax.separator is not None and most != 1:
+        times = "*" if most is None else f"{{0,{most - 1}}}"
+        further = f"({_sequence(syntax.separator)} call){times}"
     separators = {"item_separator": syntax.item_separator, "key_separator": syntax.key_separator}
     calls = (
         f"calls: {_sequence(syntax.opening)} call {further} {_sequence(syntax.closing)}\n"
