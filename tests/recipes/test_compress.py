@@ -157,6 +157,7 @@ def test_a_recovery_adapter_starts_from_the_singular_vectors(tmp_path: Path) -> 
     corpus = {"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 40}
     changes = {
         "corpora": json.dumps([corpus]),
+        "trainer.data.sources": '[{"name": "built_in", "path": "built_in"}]',
         "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
         "trainer.data.rows_per_step": "1",
     }

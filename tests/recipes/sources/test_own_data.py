@@ -118,7 +118,8 @@ def test_later_stages_inherit_the_data_of_their_start(
     """SFT on own chats, then QAT, compression and its report without naming the data again."""
     file = chats(tmp_path / "chat.jsonl", 120)
     tuned = prepare_run("on_device.sft", "micro", start="base", data=file, changes=QUICK)
-    (corpus,) = tuned.corpora
+    corpus, copies = tuned.corpora
+    assert copies.name == "copies"
     assert isinstance(corpus, FolderCorpusConfig)
     assert corpus.held_out == pytest.approx(20 / 120)
     run_recipe(tuned, tmp_path / "sft", "tuned")
