@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from checkpoints import VOCAB_ROWS, YARN_SCALING
 
 from openafm.bundle import Bundle
 from openafm.bundle.gguf import GGUFError, export_gguf, import_gguf, read_gguf
-from openafm.bundle.hugging_face import export_hugging_face, import_hugging_face
+from openafm.bundle.hugging_face import HuggingFaceError, export_hugging_face, import_hugging_face
 from openafm.models.config import AttentionConfig, YarnRotaryConfig
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.torch_engine import TorchEngine
@@ -102,6 +103,23 @@ def test_the_context_is_the_extended_one(checkpoint: Path, tmp_path: Path) -> No
         old = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32} | scaling
         file.write_text(json.dumps(values | {"rope_parameters": None, "rope_scaling": old}))
         assert import_hugging_face(checkpoint, tmp_path / name).bundle.config.context_length == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"factor": 1e300}, "max_position_embeddings is"),
+        ({"original_max_position_embeddings": 1e300}, "max_position_embeddings is"),
+        ({"attention_factor": math.inf}, "attention_factor must be finite"),
+        ({"beta_fast": math.inf}, "fast_turns must be finite"),
+        ({"factor": math.nan}, "factor must be finite"),
+        ({"beta_slow": 64}, "slow_turns must be positive and below fast_turns"),
+    ],
+)
+def test_values_of_no_model_are_refused(change: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path) -> None:
+    stated(checkpoint, change)
+    with pytest.raises(HuggingFaceError, match=message):
+        import_hugging_face(checkpoint, tmp_path / "bundle")
 
 
 @pytest.mark.parametrize("attention_factor", [None, 0.8])

@@ -36,6 +36,7 @@ _LARGEST = {
     "num_key_value_heads": 1 << 10,
     "head_dim": 1 << 10,
     "vocab_size": 1 << 22,
+    "max_position_embeddings": 1 << 30,
 }
 """A few bytes of a config can state any size. Lists and tables of these sizes are built before the weights are compared."""
 
@@ -199,10 +200,11 @@ def _yarn(theta: float, stated: Values, values: Values) -> YarnRotaryConfig:
 
 def _context_length(values: Values, rotary: RotaryConfig) -> int:
     """With yarn, `max_position_embeddings` is often that of the model before it was extended."""
-    stated = int(values["max_position_embeddings"])
+    length = int(values["max_position_embeddings"])
     if isinstance(rotary, YarnRotaryConfig):
-        return max(stated, int(rotary.factor * rotary.original_context_length))
-    return stated
+        length = max(length, int(rotary.factor * rotary.original_context_length))
+        check_sizes({"max_position_embeddings": length})
+    return length
 
 
 def _rotated_layers(family: str, values: Values) -> list[bool]:

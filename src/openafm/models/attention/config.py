@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from openafm.core.config import Config
@@ -42,6 +42,9 @@ class RotaryConfig(PositionConfig):
     layout: Literal["interleaved", "half"] = "interleaved"
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            self.require(not isinstance(value, float) or math.isfinite(value), f"{field.name} must be finite, got {value}")
         self.require(self.theta > 0, f"theta must be positive, got {self.theta}")
 
     @property
