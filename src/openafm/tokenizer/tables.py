@@ -178,17 +178,11 @@ class TableTokenizer(Tokenizer):
     def special(self) -> SpecialTokens:
         return self.whole.special if self.is_imported else super().special
 
-    @property
-    def merges(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
-        return self.whole.merges
-
-    @property
-    def special_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.whole.special_names
-
-    @property
-    def pattern(self) -> str:  # type: ignore[override]
-        return self.whole.pattern
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that only the whole tokenizer has: it sets them when it is made, these tables do not."""
+        if name in ("merges", "special_names", "pattern"):
+            return getattr(self.whole, name)
+        raise AttributeError(f"a tokenizer has no attribute {name!r}")
 
     def _file_form(self) -> dict[str, Any]:
         return self.whole._file_form()
