@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -193,6 +194,21 @@ def file_digest(path: Path) -> str:
     """
     with os.fdopen(regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_checksum(path: Path) -> str:
+    """Return the CRC-32 of a regular file as `crc32:` and eight hex digits. It finds damage; a digest also proves identity.
+
+    A processor computes it at several GB/s, a SHA-256 at 0.4 GB/s where it has no instructions for that.
+
+    Raises:
+        NotAFileError, OSError: as `read_document`.
+    """
+    checksum = 0
+    with os.fdopen(regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return f"crc32:{checksum:08x}"
 
 
 def data_home() -> Path:

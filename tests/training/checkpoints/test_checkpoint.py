@@ -14,6 +14,7 @@ import pytest
 import torch
 from tiny_runs import tiny_run, write_corpus
 
+from openafm.core.files import file_digest
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths, newest_checkpoint, quarantine_newer, remove_incomplete
 from openafm.training.checkpoints.record import AnotherRunError, CheckpointError, DamagedCheckpointError, record_digest
@@ -94,14 +95,22 @@ def test_a_record_lists_files_of_its_own_folder_only(tmp_path: Path, config: Tra
 def test_checkpoints_of_older_versions_are_read(tmp_path: Path, config: TrainerConfig) -> None:
     path = write_checkpoint(tmp_path, config, snapshot_at(config, 3), DIGEST)
     record = json.loads((path / "record.json").read_text())
-    del record["digest"], record["files"]["config.json"]
+    assert all(checksum.startswith("crc32:") for checksum in record["files"].values())
+    older = {name: file_digest(path / name) for name in record["files"]}
+    rewrite_record(path, files=older, version=3)
+    assert open_checkpoint(path).load().step == 3
+    rewrite_record(path, files=older | {"model.safetensors": "0" * 64}, version=3)
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors was changed"):
+        open_checkpoint(path).load()
+    del record["digest"], older["config.json"]
+    record["files"] = older
     (path / "record.json").write_text(json.dumps(record | {"version": 2}))
     assert open_checkpoint(path).load().step == 3
     assert record.pop("num_processes") == 1
     (path / "record.json").write_text(json.dumps(record | {"version": 1}))
     assert open_checkpoint(path).load().step == 3
-    (path / "record.json").write_text(json.dumps(record | {"version": 4}))
-    with pytest.raises(DamagedCheckpointError, match="version 4; this openafm reads"):
+    (path / "record.json").write_text(json.dumps(record | {"version": 5}))
+    with pytest.raises(DamagedCheckpointError, match="version 5; this openafm reads"):
         open_checkpoint(path)
 
 

@@ -25,11 +25,13 @@ from parallel_runs import track_model
 from safetensors.torch import save_file
 from tiny_runs import exit_code, final_bytes, tiny_run, write_corpus
 
+from openafm.training.checkpoints import sharded_save
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths, newest_checkpoint, remove_incomplete
 from openafm.training.checkpoints.index import IndexedTensor, TensorBlock, read_index, write_index
 from openafm.training.checkpoints.record import AnotherRunError, CheckpointError, DamagedCheckpointError, read_record
-from openafm.training.checkpoints.sharded import load
+from openafm.training.checkpoints.sharded_load import load
+from openafm.training.checkpoints.sharded_save import ShardedSave
 from openafm.training.checkpoints.writer import write_checkpoint
 from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
@@ -164,6 +166,25 @@ def test_writers_killed_during_a_save_leave_the_last_checkpoint_intact(tmp_path:
         num_cut_short += len(list(folder.glob(".step-*")))
         remove_incomplete(folder)
     assert num_cut_short >= 1
+
+
+def test_a_plan_is_kept_for_equal_layouts_only(
+    tmp_path: Path, config: TrainerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five checkpoints of two layouts have three plans."""
+    sides = [8, 8, 6, 6, 8]
+
+    def write(processes: Processes) -> None:
+        sharded, plan_blocks, planned = ShardedSave(), sharded_save.plan_blocks, []
+        monkeypatch.setattr(sharded_save, "plan_blocks", lambda *args: planned.append(1) or plan_blocks(*args))
+        for number, side in enumerate(sides):
+            parts = parts_at(number, processes, side=side)
+            write_checkpoint(tmp_path, config, parts, DIGEST, processes, sharded=sharded)
+            assert checkpoint_paths(tmp_path)[0].name == f"step-{number:08}"
+        assert len(planned) == 3
+
+    together(2, write)
+    assert check_parts(tmp_path, []) == len(sides) - 1
 
 
 @pytest.mark.parametrize("damaged", ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors", "index.json"])

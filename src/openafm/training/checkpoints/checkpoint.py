@@ -3,7 +3,7 @@
 checkpoints/step-00001200/  config.json  record.json  model.safetensors  optimizer.safetensors  random.safetensors
                             ema.safetensors, if the run averages its weights
 checkpoints/step-00001300/  config.json  record.json  index.json  rank-00000-of-00004.safetensors ...
-                            written by four processes, each with its blocks of the tensors (sharded.py)
+                            written by four processes, each with its blocks of the tensors (sharded_save.py)
 checkpoints/damaged-step-00001400/  quarantined by the run that resumed from step 1300
 
 Any number of processes reads either kind. A checkpoint is complete once rank 0 has moved its folder, with the record, into
@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from openafm.core.config import ConfigError, UnknownKindError, from_dict
-from openafm.core.files import file_digest
+from openafm.core.files import file_checksum, file_digest
 from openafm.training.checkpoints.index import Index, read_index
 from openafm.training.checkpoints.record import (
     CONFIG,
@@ -50,7 +50,7 @@ class Checkpoint:
     record: CheckpointRecord
 
     def verify(self, share: int = 0, num_shares: int = 1) -> None:
-        """Compare files with their digests: all of them, or one of `num_shares` equal shares.
+        """Compare files with their checksums: all of them, or one of `num_shares` equal shares.
 
         Raises:
             DamagedCheckpointError: a file is missing or was changed.
@@ -73,7 +73,7 @@ class Checkpoint:
 
     def read_into(self, targets: Mapping[str, Tensor], processes: Processes) -> TrainingSnapshot:
         """Fill `targets`, this process's parts by GROUP/NAME as in `index`, and return them as a snapshot."""
-        from openafm.training.checkpoints.sharded import load
+        from openafm.training.checkpoints.sharded_load import load
 
         load(self.path, self.index, targets, processes)
         tensors: dict[str, dict[str, Tensor]] = {name: {} for name in self._groups}
@@ -140,7 +140,7 @@ class Checkpoint:
         """Return the whole tensors of a group."""
         if not self.record.is_sharded:
             return load_file(self.path / f"{group}.safetensors")
-        from openafm.training.checkpoints.sharded import load
+        from openafm.training.checkpoints.sharded_load import load
 
         stored = {name: self.index[f"{group}/{name}"] for name in self._names(group)}
         tensors = {name: torch.empty(it.shape, dtype=it.dtype) for name, it in stored.items()}
@@ -176,9 +176,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path=path, config=config, record=record)
 
 
-def _verify_file(path: Path, digest: str) -> None:
+def _verify_file(path: Path, recorded: str) -> None:
+    compute = file_checksum if recorded.startswith("crc32:") else file_digest
     try:
-        is_intact = file_digest(path) == digest
+        is_intact = compute(path) == recorded
     except OSError as error:
         raise DamagedCheckpointError(f"{path} is not readable: {error}; remove {path.parent}") from error
     if not is_intact:

@@ -1,4 +1,4 @@
-"""The record of a checkpoint: its progress, and the digests of its files and of itself."""
+"""The record of a checkpoint: its progress, the checksums of its files, and its own digest."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from openafm.core.regular_files import OversizeFilesError, read_document
 from openafm.training.checkpoints.index import INDEX
 
 FORMAT = "openafm.checkpoint"
-VERSION = 3
-READABLE = (1, 2, 3)  # version 1 has no num_processes; before version 3 neither the record nor the config has a digest
+VERSION = 4
+# Version 1 has no num_processes; before 3 neither the record nor the config has a digest; before 4 files have a SHA-256.
+READABLE = (1, 2, 3, 4)
 RECORD, CONFIG = "record.json", "config.json"
 _TENSOR_FILE = re.compile(r"[\w.-]+\.safetensors")
 
@@ -47,7 +48,7 @@ class CheckpointRecord(Config):
     Attributes:
         data_digest: identifies the data of the run.
         held_out_loss: that of the evaluation at this step, if there was one.
-        files: the SHA-256 in hex of every other file.
+        files: the checksum of every other file, `crc32:` and hex digits; SHA-256 in hex before version 4.
         digest: the SHA-256 in hex of this record without its digest.
     """
 

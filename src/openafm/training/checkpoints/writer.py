@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from safetensors.torch import save_file
 
 from openafm.core.config import dump
-from openafm.core.files import atomic_folder, file_digest
+from openafm.core.files import atomic_folder, file_checksum
 from openafm.training.checkpoints.checkpoint import ALONE
 from openafm.training.checkpoints.folder import checkpoint_path
 from openafm.training.checkpoints.record import CONFIG, CheckpointRecord
@@ -22,6 +23,9 @@ from openafm.training.distributed.processes import Processes
 from openafm.training.observers import Observer, StepResult
 from openafm.training.snapshot import Tensors, TrainingSnapshot
 
+if TYPE_CHECKING:
+    from openafm.training.checkpoints.sharded_save import ShardedSave
+
 
 def write_checkpoint(
     folder: Path,
@@ -30,10 +34,12 @@ def write_checkpoint(
     data_digest: str,
     processes: Processes = ALONE,
     held_out_loss: float | None = None,
+    sharded: ShardedSave | None = None,
 ) -> Path:
     """Write `step-...` into `folder` atomically; then remove those that `config.checkpoint` does not keep (retention.py).
 
-    Several processes each write their parts of `snapshot` and return once the checkpoint is complete.
+    Several processes each write their parts of `snapshot` and return once the checkpoint is complete. `sharded` plans them
+    and keeps its plan for the next checkpoint of the run.
 
     Raises:
         OutOfSpaceError: the disk is full; older checkpoints are untouched.
@@ -50,7 +56,7 @@ def write_checkpoint(
             data_digest=data_digest,
             num_processes=processes.world,
             held_out_loss=held_out_loss,
-            files={**files, CONFIG: file_digest(temporary / CONFIG)},
+            files={**files, CONFIG: file_checksum(temporary / CONFIG)},
         )
         record.write(temporary)
 
@@ -59,28 +65,32 @@ def write_checkpoint(
             complete(temporary, _write_groups(temporary, snapshot.tensors))
         remove_old(folder, path, config.checkpoint)
     else:
-        _write_parts(path, snapshot.tensors, processes, complete, lambda: remove_old(folder, path, config.checkpoint))
+        from openafm.training.checkpoints.sharded_save import ShardedSave
+
+        def on_complete() -> None:
+            remove_old(folder, path, config.checkpoint)
+
+        _write_parts(path, snapshot.tensors, processes, sharded or ShardedSave(), complete, on_complete)
     return path
 
 
 def _write_groups(folder: Path, tensors: Mapping[str, Tensors]) -> dict[str, str]:
-    """Write a file for each group; return their digests."""
+    """Write a file for each group; return their checksums."""
     files = {f"{group}.safetensors": named for group, named in tensors.items()}
     for name, named in files.items():
         save_file(dict(named), folder / name)
-    return {name: file_digest(folder / name) for name in files}
+    return {name: file_checksum(folder / name) for name in files}
 
 
 def _write_parts(
     path: Path,
     tensors: Mapping[str, Tensors],
     processes: Processes,
+    sharded: ShardedSave,
     complete: Callable[[Path, Mapping[str, str]], None],
     on_complete: Callable[[], None],
 ) -> None:
     """Write a file for each process; the main one creates the folder, writes the record and moves it into place."""
-    from openafm.training.checkpoints.sharded import save
-
     with ExitStack() as opened:
         temporary = processes.run_on_main(lambda: opened.enter_context(atomic_folder(path)))
 
@@ -90,7 +100,7 @@ def _write_parts(
             on_complete()
 
         named = {f"{group}/{name}": tensor for group, named in tensors.items() for name, tensor in named.items()}
-        save(temporary, named, processes, finish)
+        sharded.save(temporary, named, processes, finish)
 
 
 class CheckpointWriter(Observer):
@@ -98,6 +108,10 @@ class CheckpointWriter(Observer):
 
     def __init__(self, folder: Path, config: TrainerConfig, data_digest: str, processes: Processes = ALONE) -> None:
         self._write = partial(write_checkpoint, folder, config, data_digest=data_digest, processes=processes)
+        if processes.control is not None:
+            from openafm.training.checkpoints.sharded_save import ShardedSave
+
+            self._write = partial(self._write, sharded=ShardedSave())
         self._config = config.checkpoint
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
