@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
 from openafm.training.optimizer_config import OptimizerConfig
-from openafm.training.snapshot import Tensors, TrainingSnapshot
+from openafm.training.snapshot import PartsByName, Tensors, TrainingSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +81,9 @@ class TrainingState:
             num_tokens=self.num_tokens,
             seconds=self.seconds,
             tensors={
-                group: {
-                    name: self._as_part(group, name, copy)
-                    for name, copy in zip(named, host_copies(list(named.values())), strict=True)
-                }
+                group: PartsByName(
+                    dict(zip(named, host_copies(list(named.values())), strict=True)), partial(self._as_part, group)
+                )
                 for group, named in tensors.items()
             },
         )

@@ -27,6 +27,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import file_checksum, room_for
 from openafm.training.checkpoints.index import INDEX, Index, IndexedTensor, TensorBlock, write_index
 from openafm.training.distributed.processes import Processes
+from openafm.training.snapshot import PartsByName, Tensors
 
 T = TypeVar("T")
 Finish = Callable[[Mapping[str, str]], None]
@@ -38,7 +39,7 @@ class BlockPlan:
     """The blocks that this rank writes, for tensors of one layout.
 
     Attributes:
-        layout: dtypes, shapes and placements that the plan is for.
+        layout: names, dtypes and shapes of the parts that the plan is for.
         keys: tensors whose local part this rank writes.
         index: all blocks of all ranks, on rank 0; empty on the others.
     """
@@ -54,20 +55,22 @@ class ShardedSave:
     def __init__(self) -> None:
         self._plan: BlockPlan | None = None
 
-    def save(self, folder: Path, tensors: Mapping[str, Tensor], processes: Processes, finish: Finish) -> None:
-        """Write this process's parts of `tensors` into `folder`, together with all processes; return after `finish`.
+    def save(self, folder: Path, groups: Mapping[str, Tensors], processes: Processes, finish: Finish) -> None:
+        """Write this process's parts of tensors into `folder`, together with all processes; return after `finish`.
 
-        `tensors` are DTensors over all processes, or equal on each, under the same names everywhere.
+        Tensors are DTensors over all processes, or equal on each, under the same names everywhere.
 
         Raises:
             OutOfSpaceError: the disk of one of the processes is full; all raise it.
         """
-        plan, layout = self._plan, _layout(tensors)
-        (is_new,) = processes.any_rank(plan is None or plan.layout != layout)
-        if plan is None or is_new:
-            plan = self._plan = plan_blocks(tensors, layout, processes)
-        file = file_of_rank(processes.rank, processes.world)
-        checksum = _on_all(processes, lambda: _write(folder / file, {key: _local(tensors[key]) for key in plan.keys}))
+        parts = {f"{group}/{name}": part for group, named in groups.items() for name, part in _local(named).items()}
+        layout = tuple((key, part.dtype, part.shape) for key, part in parts.items())
+        (is_new,) = processes.any_rank(self._plan is None or self._plan.layout != layout)
+        if self._plan is None or is_new:
+            tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+            self._plan = plan_blocks(tensors, layout, processes)
+        plan, file = self._plan, file_of_rank(processes.rank, processes.world)
+        checksum = _on_all(processes, lambda: _write(folder / file, {key: parts[key].contiguous() for key in plan.keys}))
         checksums = processes.all_gather((file, checksum))
 
         def complete() -> None:
@@ -98,11 +101,12 @@ def file_of_rank(rank: int, world: int) -> str:
     return f"rank-{rank:05}-of-{world:05}.safetensors"
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> tuple[Any, ...]:
-    return tuple(
-        (key, tensor.dtype, tensor.shape, tensor.placements if isinstance(tensor, DTensor) else None)
-        for key, tensor in tensors.items()
-    )
+@torch.no_grad()
+def _local(named: Tensors) -> Tensors:
+    """Return this process's parts as plain tensors."""
+    if isinstance(named, PartsByName):
+        return named.local
+    return {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in named.items()}
 
 
 def _keys(plan: SavePlan) -> tuple[str, ...]:
@@ -128,12 +132,6 @@ def _index(plans: list[SavePlan], metadata: Metadata) -> dict[str, IndexedTensor
         for key, stored in metadata.state_dict_metadata.items()
         if isinstance(stored, TensorStorageMetadata)
     }
-
-
-def _local(tensor: Tensor) -> Tensor:
-    with torch.no_grad():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach().contiguous()
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> str | None:

@@ -99,8 +99,7 @@ def _write_parts(
             opened.close()
             on_complete()
 
-        named = {f"{group}/{name}": tensor for group, named in tensors.items() for name, tensor in named.items()}
-        sharded.save(temporary, named, processes, finish)
+        sharded.save(temporary, tensors, processes, finish)
 
 
 class CheckpointWriter(Observer):
