@@ -4,7 +4,7 @@ The stages run in order: text pre-training, continued text pre-training, the vis
 `text_loss_change` is the held-out text loss after adaptation minus the one before, in nats per token, averaged over seeds;
 below 0 is better. `text_only_change` is the same for a decoder that continues on text alone for as many text tokens.
 
-    python benchmarks/multimodal_text_regression.py [--quick] [--json]
+    python benchmarks/multimodal_text_regression.py [--quick] [--json] [--finished FILE]
 
 A full run (3 seeds at size micro, about 3 hours on one core) writes docs/benchmarks/multimodal_text_regression.json.
 """
@@ -15,11 +15,13 @@ import os
 import statistics
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
 from shared.vision_runs import FEW_KINDS, FEW_TOKENS, KINDS, draw, home, trained, with_images, with_steps, with_vocabulary
 
@@ -90,9 +92,9 @@ def losses_of_seed(folder: Path, seed: int, size: Steps, images: tuple[Path, Pat
     }
 
 
-def measure(folder: Path, kinds: tuple[str, ...], size: Steps, seeds: range) -> dict[str, Any]:
+def measure(folder: Path, kinds: tuple[str, ...], size: Steps, seeds: range, finished: Finished) -> dict[str, Any]:
     images = draw(folder, kinds, size.count, "train"), draw(folder, kinds, max(5, size.count // 20), "held_out")
-    losses = [losses_of_seed(folder, seed, size, images) for seed in seeds]
+    losses = [finished.result(f"seed-{seed}", partial(losses_of_seed, folder, seed, size, images)) for seed in seeds]
     means = {name: statistics.fmean(loss[name] for loss in losses) for name in losses[0]}
     return {
         "benchmark": "multimodal_text_regression",
@@ -108,9 +110,15 @@ def measure(folder: Path, kinds: tuple[str, ...], size: Steps, seeds: range) -> 
 
 
 def main() -> None:
-    options = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing").parse_args()
+    parser = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing")
+    add_finished(parser)
+    options = parser.parse_args()
+    finished = Finished(path=options.finished)
     with home() as folder:
-        report = measure(folder, FEW_KINDS, QUICK, range(1)) if options.quick else measure(folder, KINDS, FULL, range(3))
+        if options.quick:
+            report = measure(folder, FEW_KINDS, QUICK, range(1), finished)
+        else:
+            report = measure(folder, KINDS, FULL, range(3), finished)
     hand_in(report, REPORT, options)
 
 

@@ -8,7 +8,7 @@
 `rw_gain` is the zero-shot accuracy with Register-Window minus that of plain windows: the share of held-out images that pick
 their caption among 16 of their kind, and the reverse, averaged over seeds.
 
-    python benchmarks/register_window.py [--quick] [--json]
+    python benchmarks/register_window.py [--quick] [--json] [--finished FILE]
 
 A full run (3 seeds, about 3 hours on one core) writes docs/benchmarks/register_window.json.
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
 from shared.vision_runs import FEW_KINDS, FEW_TOKENS, ContrastiveRuns, home, mean_accuracy
 
@@ -56,10 +57,8 @@ def measure(runs: ContrastiveRuns, base: VisionConfig, steps: int, seeds: range)
     rates, scores = dict[str, float](), dict[str, list[dict[str, Any]]]()
     for name, vision in variants(base).items():
         equal_steps = max(1, round(steps * base.flops(base.image_side) / vision.flops(vision.image_side)))
-        configs = {f"{name}-{seed}": runs.config(vision, objective, equal_steps, seed) for seed in seeds}
-        scores[name] = [runs.scores(config, place) for place, config in configs.items()]
-        place, config = configs.popitem()
-        rates[name] = runs.rate(config, place)
+        scores[name] = [runs.scores(vision, objective, equal_steps, seed, f"{name}-{seed}") for seed in seeds]
+        rates[name] = runs.rate(vision, objective, f"rate-{name}")
     means = {name: mean_accuracy(found) for name, found in scores.items()}
     return {
         "benchmark": "register_window",
@@ -81,14 +80,18 @@ def measure(runs: ContrastiveRuns, base: VisionConfig, steps: int, seeds: range)
 
 
 def main() -> None:
-    options = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing").parse_args()
+    parser = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing")
+    add_finished(parser)
+    options = parser.parse_args()
+    finished = Finished(path=options.finished)
     with home() as folder:
         if options.quick:
-            runs = ContrastiveRuns(folder=folder, kinds=FEW_KINDS, count=20, vocabulary=FEW_TOKENS)
+            runs = ContrastiveRuns(folder=folder, kinds=FEW_KINDS, count=20, vocabulary=FEW_TOKENS, finished=finished)
             report = measure(runs, encoder_of("rw_vitdet.micro"), steps=2, seeds=range(1))
         else:
             encoder = raised(encoder_of("rw_vitdet.nano"), 336)
-            report = measure(ContrastiveRuns(folder=folder, count=2_000), encoder, steps=400, seeds=range(3))
+            runs = ContrastiveRuns(folder=folder, count=1_000, finished=finished)
+            report = measure(runs, encoder, steps=200, seeds=range(3))
     hand_in(report, REPORT, options)
 
 

@@ -5,7 +5,7 @@ designs, fonts and names are held out. `tokens_MODE` are the tokens of an image,
 to the first logits of an answer. The model is a compact decoder with vision that learns questions and captions from scratch;
 each mode is drawn for a third of the images.
 
-    python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png]
+    python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
 A full run (3 seeds, about 6 hours on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
 """
@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from time import process_time
 from typing import Any, cast
@@ -23,12 +24,13 @@ from typing import Any, cast
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
+from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
 from shared.vision_runs import FEW_KINDS, FEW_TOKENS, KINDS, draw, home, multimodal, trained, with_vocabulary
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
-from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
+from openafm.data.images.packing import ImagePackConfig, Learned, pack_image_corpus
 from openafm.data.images.resolution import MODES, Mode
 from openafm.evaluation.exact_answers import exact_answers
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey
@@ -74,33 +76,78 @@ def seconds(model: MultimodalDecoder, mode: ImageModeConfig, rounds: int) -> flo
     return statistics.median(times[1:])  # the first round warms up
 
 
-def measure(
-    folder: Path, kinds: tuple[str, ...], size: str, count: int, steps: int, seeds: range, vocabulary: int | None = None
-) -> dict[str, Any]:
-    train, held_out = draw(folder, kinds, count, "train"), draw(folder, kinds, max(5, count // 20), "held_out")
-    exact: dict[Mode, list[float]] = {mode: [] for mode in MODES}
-    rounds, row_tokens = (2 if size == "micro" else 9), 2048 if size == "nano" else 1024
-    for seed in seeds:
-        run = in_thirds(
-            multimodal(size, train, held_out, learn=("captions", "questions"), mode="drawn", steps=steps, seed=seed)
-        )
-        bundle = trained(with_vocabulary(run, vocabulary), folder / f"run-{seed}", f"modes-{seed}")
-        model = cast("MultimodalDecoder", load_decoder(bundle).eval())
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model, drawings of each kind, optimizer steps, and rounds of timing; a vocabulary for few texts."""
+
+    model: str
+    kinds: tuple[str, ...]
+    count: int
+    steps: int
+    rounds: int
+    row_tokens: int
+    vocabulary: int | None = None
+
+
+FULL = Size(model="nano", kinds=KINDS, count=2_000, steps=1_500, rounds=9, row_tokens=2048)
+QUICK = Size(model="micro", kinds=FEW_KINDS, count=20, steps=2, rounds=2, row_tokens=1024, vocabulary=FEW_TOKENS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeRuns:
+    """Runs of a size in all modes, on one drawn corpus in `folder`."""
+
+    folder: Path
+    size: Size
+
+    @cached_property
+    def train(self) -> Path:
+        return draw(self.folder, self.size.kinds, self.size.count, "train")
+
+    @cached_property
+    def held_out(self) -> Path:
+        return draw(self.folder, self.size.kinds, max(5, self.size.count // 20), "held_out")
+
+    def exact(self, seed: int) -> dict[str, float]:
+        """Train with this seed and return the share of exact answers in each mode."""
+        learn: tuple[Learned, ...] = ("captions", "questions")
+        model, steps = self.size.model, self.size.steps
+        run = in_thirds(multimodal(model, self.train, self.held_out, learn=learn, mode="drawn", steps=steps, seed=seed))
+        place = self.folder / f"run-{seed}"
+        bundle = trained(with_vocabulary(run, self.size.vocabulary), place, f"modes-{seed}")
+        decoder = load_decoder(bundle).eval()
+        found = {}
         for mode in MODES:
-            shards = packed(bundle, held_out, size, mode, folder / f"run-{seed}" / "modes")
-            exact[mode].append(exact_answers(model, shards, row_tokens=row_tokens).exact)
-    modes = {mode.name: mode for mode in model.config.image_modes}
+            shards = packed(bundle, self.held_out, self.size.model, mode, place / "modes")
+            found[str(mode)] = exact_answers(decoder, shards, row_tokens=self.size.row_tokens).exact
+        return found
+
+    def times(self) -> dict[str, list[float]]:
+        """Return the tokens of an image in each mode, and the CPU seconds to the first logits, of untrained weights."""
+        anywhere = self.folder / "none"
+        run = multimodal(self.size.model, anywhere, anywhere, learn=("questions",), mode="drawn", steps=1, seed=0)
+        model = cast("MultimodalDecoder", run.trainer.model.build().eval())
+        return {m.name: [m.num_tokens, round(seconds(model, m, self.size.rounds), 4)] for m in model.config.image_modes}
+
+
+def measure(folder: Path, size: Size, seeds: range, finished: Finished) -> dict[str, Any]:
+    runs = ModeRuns(folder=folder, size=size)
+    times = finished.result("times", runs.times)
+    exact = [finished.result(f"exact-{seed}", partial(runs.exact, seed)) for seed in seeds]
     figures: dict[str, Any] = {}
     for mode in MODES:
-        figures |= {
-            f"quality_{mode}": round(statistics.fmean(exact[mode]), 4),
-            f"tokens_{mode}": modes[mode].num_tokens,
-            f"cpu_s_{mode}": round(seconds(model, modes[mode], rounds), 4),
-        }
+        tokens, cpu_s = times[mode]
+        quality = statistics.fmean(found[mode] for found in exact)
+        figures |= {f"quality_{mode}": round(quality, 4), f"tokens_{mode}": tokens, f"cpu_s_{mode}": cpu_s}
     return {
         "benchmark": "resolution_modes",
         "peer": "the same model in the other modes",
-        "setting": {"size": size, "documents": len(kinds) * count, "steps": steps, "seeds": len(seeds)},
+        "setting": {
+            "size": size.model,
+            "documents": len(size.kinds) * size.count,
+            "steps": size.steps,
+            "seeds": len(seeds),
+        },
         "exact": exact,
         "figures": figures,
     }
@@ -128,12 +175,12 @@ def plot(figures: dict[str, Any], out: Path) -> None:
 def main() -> None:
     parser = benchmark_parser(__doc__, "few drawings and steps, one seed; claims nothing")
     parser.add_argument("--out", type=Path, help="a PNG of the trade-off between quality and time")
+    add_finished(parser)
     options = parser.parse_args()
+    finished = Finished(path=options.finished)
     with home() as folder:
-        if options.quick:
-            report = measure(folder, FEW_KINDS, "micro", count=20, steps=2, seeds=range(1), vocabulary=FEW_TOKENS)
-        else:
-            report = measure(folder, KINDS, "nano", count=2_000, steps=1_500, seeds=range(3))
+        size, seeds = (QUICK, range(1)) if options.quick else (FULL, range(3))
+        report = measure(folder, size, seeds, finished)
     if options.out is not None:
         plot(report["figures"], options.out)
     hand_in(report, REPORT, options)

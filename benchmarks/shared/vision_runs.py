@@ -7,13 +7,14 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import process_time
 from typing import Any, Literal
 
 import torch
+from shared.finished import Finished
 
 from openafm.bundle import Bundle, open_bundle
 from openafm.data.drawing.base import Split
@@ -109,12 +110,16 @@ def contrastive(
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveRuns:
-    """Contrastive runs on one drawn corpus in `folder`, scored on held-out drawings; `vocabulary` for `with_vocabulary`."""
+    """Contrastive runs on one drawn corpus in `folder`, scored on held-out drawings; `vocabulary` for `with_vocabulary`.
+
+    Runs in `finished` are not repeated.
+    """
 
     folder: Path
     kinds: tuple[str, ...] = KINDS
     count: int
     vocabulary: int | None = None
+    finished: Finished = field(default_factory=Finished)
 
     @property
     def num_documents(self) -> int:
@@ -128,18 +133,29 @@ class ContrastiveRuns:
     def held_out(self) -> Path:
         return draw(self.folder, self.kinds, max(20, self.count // 20), "held_out")
 
-    def config(self, vision: VisionConfig, objective: ContrastiveConfig, steps: int, seed: int) -> RunConfig:
+    def scores(self, vision: VisionConfig, objective: ContrastiveConfig, steps: int, seed: int, name: str) -> dict[str, Any]:
+        """Return the zero-shot accuracy after a run in the folder `name`, and its steps."""
+
+        def run() -> dict[str, Any]:
+            bundle = trained(self._config(vision, objective, steps, seed), self.folder / name, name)
+            found = zero_shot(ImageTextEncoder(bundle), open_image_corpus(self.held_out))
+            return found.to_dict() | {"steps": steps}
+
+        result: dict[str, Any] = self.finished.result(name, run)
+        return result
+
+    def rate(self, vision: VisionConfig, objective: ContrastiveConfig, name: str) -> float:
+        """Return the pairs per CPU second, measured in the folder `name`."""
+
+        def run() -> float:
+            config = self._config(vision, objective, 1, 0)
+            trained(config, self.folder / name, name)  # packs the data
+            return pairs_per_cpu_second(config, self.folder / name, 2 if self.count < 1000 else 8)
+
+        return float(self.finished.result(name, run))
+
+    def _config(self, vision: VisionConfig, objective: ContrastiveConfig, steps: int, seed: int) -> RunConfig:
         return with_vocabulary(contrastive(vision, objective, self.train, self.held_out, steps, seed), self.vocabulary)
-
-    def scores(self, config: RunConfig, name: str) -> dict[str, Any]:
-        """Return the zero-shot accuracy of a run that is carried out in the folder `name`, and its steps."""
-        bundle = trained(config, self.folder / name, name)
-        found = zero_shot(ImageTextEncoder(bundle), open_image_corpus(self.held_out))
-        return found.to_dict() | {"steps": config.trainer.budget.steps(config.trainer.data)}
-
-    def rate(self, config: RunConfig, name: str) -> float:
-        """Return the pairs per CPU second of a run that was carried out in the folder `name`."""
-        return pairs_per_cpu_second(config, self.folder / name, 2 if self.count < 1000 else 8)
 
 
 def mean_accuracy(scores: Sequence[Mapping[str, Any]]) -> float:
