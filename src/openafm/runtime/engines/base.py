@@ -49,6 +49,7 @@ from openafm.runtime.engines.snapshot import (
     snapshot_parts,
     write_snapshot,
 )
+from openafm.runtime.engines.step_checks import check_encoder, check_tokens, placed_embeddings
 
 __all__ = [
     "Cache",
@@ -151,7 +152,7 @@ class Engine(ABC):
         """
         sequence = self.new_sequence()
         try:
-            self._check_tokens(sequence, tokens)
+            check_tokens(sequence, tokens, self.vocab_size, self.context_length)
             cache = self._cache_of(sequence)
             entry = StepEntry(sequence, cache, array(_TOKEN, tokens), wants_all=True)
             request = StepRequest(self, is_awaited=True, entries=[entry])
@@ -320,23 +321,12 @@ class Engine(ABC):
         """
         self._check_process()
         snapshot = read_snapshot(data)
-        if snapshot.signature != self.signature:
-            raise SnapshotMismatchError(
-                f"the snapshot was made by '{snapshot.signature}', this is '{self.signature}'; prefill the tokens again"
-            )
-        if snapshot.length > self.context_length:
-            raise SnapshotMismatchError(
-                f"the snapshot has {snapshot.length} tokens, above this model's {self.context_length}; prefill fewer tokens"
-            )
+        snapshot.check(self.signature, self.context_length)
         cache = self._new_cache()
         try:
             inserted = read_inserted(snapshot, self.weights_version)
             cache.load(snapshot.arrays, snapshot.length)
-            tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
-            if len(tokens) != snapshot.length:
-                raise ValueError(f"{len(tokens)} tokens with keys and values of {snapshot.length}")
-            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
-                raise ValueError(f"tokens outside the vocabulary of {self.vocab_size}")
+            tokens = array(_TOKEN, snapshot.tokens(self.vocab_size))
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotMismatchError(
                 f"the snapshot does not fit this engine ({error}); prefill the tokens again"
@@ -435,10 +425,9 @@ class Engine(ABC):
             if len(set(map(id, caches))) < len(caches):
                 raise SequenceError("a sequence occurs twice in one step; put all its tokens in one entry")
             for cache, (sequence, tokens, *inserted) in zip(caches, batch, strict=True):
-                self._check_tokens(sequence, tokens)
-                spans = self._checked_embeddings(sequence, tokens, inserted[0]) if inserted and inserted[0] else ()
-                if spans or sequence.inserted:
-                    sequence.engine._check_encoder((*sequence.inserted, *spans))
+                check_tokens(sequence, tokens, self.vocab_size, self.context_length)
+                spans = placed_embeddings(sequence, tokens, inserted[0]) if inserted and inserted[0] else ()
+                check_encoder((*sequence.inserted, *spans), sequence.engine.encoder_version)
                 request.entries.append(StepEntry(sequence, cache, array(_TOKEN, tokens), logits == "all", spans))
             self.scheduler.add(request)
 
@@ -447,40 +436,9 @@ class Engine(ABC):
         request = StepRequest(self, is_awaited=True)
         try:
             with self._free(sequence) as (cache,):
-                self._check_encoder(sequence.inserted)
+                check_encoder(sequence.inserted, self.encoder_version)
                 request.entries = [StepEntry(sequence, cache, array(_TOKEN), wants_all=True)]
                 self.scheduler.add(request)
             self.scheduler.finish(request)
         finally:
             self.scheduler.abandon(request)
-
-    def _check_tokens(self, sequence: Sequence, tokens: List[int]) -> None:
-        if not tokens:
-            raise TokenError("an entry of a step has no tokens; leave the sequence out of the batch")
-        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
-            unknown = next(token for token in tokens if not 0 <= token < self.vocab_size)
-            raise TokenError(f"token {unknown} is outside the model's vocabulary of {self.vocab_size}")
-        if sequence.length + len(tokens) > self.context_length:
-            raise ContextWindowError(sequence.length + len(tokens), self.context_length)
-
-    def _check_encoder(self, inserted: List[InsertedEmbeddings]) -> None:
-        """Check that embeddings are those of the present vision encoder; an engine has no images to encode again."""
-        old = [each.weights_version for each in inserted if each.weights_version < self.encoder_version]
-        if old:
-            raise InsertedEmbeddingsError(
-                f"the embeddings of an image are of weights version {old[0]}, and version {self.encoder_version} changed the"
-                " vision encoder; roll the sequence back to before the image, or add the image to a new sequence"
-            )
-
-    def _checked_embeddings(
-        self, sequence: Sequence, tokens: List[int], inserted: List[InsertedEmbeddings]
-    ) -> tuple[InsertedEmbeddings, ...]:
-        """Return the embeddings with absolute positions."""
-        stop = 0
-        for each in sorted(inserted, key=lambda each: each.start):
-            if not stop <= each.start < each.stop <= len(tokens):
-                raise InsertedEmbeddingsError(
-                    f"embeddings for tokens {each.start}..{each.stop} of {len(tokens)}; spans must be disjoint and inside"
-                )
-            stop = each.stop
-        return tuple(each.moved(sequence.length) for each in inserted)

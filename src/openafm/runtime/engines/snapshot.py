@@ -47,6 +47,34 @@ class SequenceSnapshot:
     length: int
     arrays: Mapping[str, NDArray[Any]]
 
+    def check(self, signature: str, context_length: int) -> None:
+        """Check that an engine with this signature and context can continue the sequence.
+
+        Raises:
+            SnapshotMismatchError: it cannot.
+        """
+        if self.signature != signature:
+            raise SnapshotMismatchError(
+                f"the snapshot was made by '{self.signature}', this is '{signature}'; prefill the tokens again"
+            )
+        if self.length > context_length:
+            raise SnapshotMismatchError(
+                f"the snapshot has {self.length} tokens, above this model's {context_length}; prefill fewer tokens"
+            )
+
+    def tokens(self, vocab_size: int) -> list[int]:
+        """Return the token ids.
+
+        Raises:
+            KeyError, ValueError: they are absent, not `length`, or outside of the vocabulary.
+        """
+        tokens: list[int] = self.arrays["tokens"].tolist()
+        if len(tokens) != self.length:
+            raise ValueError(f"{len(tokens)} tokens with keys and values of {self.length}")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            raise ValueError(f"tokens outside the vocabulary of {vocab_size}")
+        return tokens
+
 
 def write_snapshot(snapshot: SequenceSnapshot) -> bytes:
     """Return the bytes that `read_snapshot` reads."""
