@@ -102,6 +102,7 @@ def _outcome(
         numerics = nearest_numerics(tensors)
         if numerics is None:
             return None, None, ["F32 keeps its values; the native engine computes it as it is"]
+        # The numerics name the type of each matrix; of the conversion only its rounding without calibration is used.
         return Conversion(weights="int8"), numerics, outcome_notes(tensors, numerics)
     if conversion is None:
         return None, None, _type_notes(read, "become float32 with the same values")
