@@ -13,8 +13,8 @@ Contestants read the same English flyers. A field is right if it equals the trut
 
     python benchmarks/flyers.py [--bundle NAME] [--count N] [--quick] [--json]
 
-`--bundle` is a multimodal bundle; by default one is trained first: a compact decoder with vision on flyers alone. A full run
-(3,000 steps, about 12 hours on one core, and 2 s a flyer) writes docs/benchmarks/flyers.json.
+`--bundle` is a multimodal bundle; by default one is trained first by the recipes `vision.transcribe` and `vision.reader`.
+A full run (3,000 steps, about 12 hours on one core, and 2 s a flyer) writes docs/benchmarks/flyers.json.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import FEW_TOKENS, draw, home, multimodal, trained, with_vocabulary
+from shared.vision_runs import FEW_TOKENS, home, trained, with_steps, with_vocabulary
 
 import openafm as fm
 from openafm.bundle import open_bundle, shipped_bundle
@@ -45,6 +46,7 @@ from openafm.evaluation.flyer_baseline import flyer_event, read_lines
 from openafm.framework.errors import DecodingFailureError
 from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.transcripts.prompt import Prompt
+from openafm.recipes.prepare import prepare_run
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "flyers.json"
 SEED = 20250717  # of the evaluation sets (data/drawing/evaluation.py)
@@ -151,10 +153,15 @@ def measure(bundle: str, count: int) -> dict[str, Any]:
 
 
 def trained_reader(folder: Path, size: str, count: int, steps: int) -> str:
-    train, held_out = draw(folder, ("flyers",), count, "train"), draw(folder, ("flyers",), 5, "held_out")
-    run = multimodal(size, train, held_out, learn=("transcription", "questions"), mode="balanced", steps=steps, seed=0)
-    run = with_vocabulary(run, FEW_TOKENS if size == "micro" else None)
-    return str(trained(run, folder / "reader", "reader").path)
+    """Return a bundle of `vision.transcribe`, trained further by `vision.reader`, each for half of the steps."""
+    start = None
+    for recipe in ("vision.transcribe", "vision.reader"):
+        run = with_steps(prepare_run(recipe, size, start=start), steps // 2, seed=0)
+        corpora = (replace(each, drawing=replace(each.drawing, count=count)) for each in run.corpora)
+        run = with_vocabulary(replace(run, corpora=tuple(corpora)), FEW_TOKENS if size == "micro" else None)
+        start = str(trained(replace(run, trainer=replace(run.trainer, evaluation=None)), folder / recipe, recipe).path)
+    assert start is not None
+    return start
 
 
 def main() -> None:

@@ -20,13 +20,15 @@ import torch
 from openafm.bundle import open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.core.config import ConfigError
+from openafm.core.errors import UsageError
 from openafm.core.pieces import join_pieces
 from openafm.models.sizes import named_size
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.borrowed import run
 from openafm.recipes.borrowed.__main__ import main
 from openafm.recipes.borrowed.config import BorrowedConfig
 from openafm.recipes.borrowed.outbox import Outbox, RoomError, write_in_16_bits
-from openafm.recipes.borrowed.run import compiles, stage_corpora, stage_run, with_deadline
+from openafm.recipes.borrowed.run import compiles, first_model, stage_corpora, stage_run, with_deadline
 from openafm.recipes.catalog import build_run
 from openafm.recipes.sources.corpora import SyntheticCorpusConfig
 from openafm.training.budgets import DeadlineBudget
@@ -117,6 +119,17 @@ def test_the_built_in_corpus_follows_the_machine(tmp_path: Path) -> None:
     assert (held_out.num_examples, held_out.synthetic.natural) == (1_000, "")
 
 
+def test_a_first_stage_that_sees_has_the_model_of_its_recipe() -> None:
+    config = BorrowedConfig(size="micro", stages={"vision.transcribe": 1.0, "vision.reader": 2.0}, num_drawings=7)
+    model = first_model(config, 1000)
+    assert isinstance(model, MultimodalConfig)
+    assert model == replace(build_run("vision.transcribe", "micro").trainer.model, vocab_size=1000)
+    with pytest.raises(UsageError, match=r"on_device\.small is a text decoder"):
+        first_model(replace(config, model="on_device.small"), 1000)
+    counts = {corpus.name: corpus.drawing.count for corpus in stage_corpora(config, "vision.reader")}
+    assert counts == {"flyers": 7, "signs": 7, "held_out": 50}
+
+
 def test_only_later_stages_take_changes(tmp_path: Path) -> None:
     config = BorrowedConfig(changes={"trainer.optimizer.learning_rate": "0.5"}, rows=7)
     source, cpu = open_bundle("nano"), torch.device("cpu")
@@ -150,8 +163,8 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
         (["--model", "on_device.smal"], "did you mean 'on_device.small'"),
         (["--model", "on_device.base"], "choose a smaller model"),
         (["--tokenizer", "none"], "none"),
-        (["--examples", "-5"], "num_examples and rows must not be negative"),
-        (["--rows", "-5"], "num_examples and rows must not be negative"),
+        (["--examples", "-5"], "num_examples, num_drawings and rows must not be negative"),
+        (["--rows", "-5"], "num_examples, num_drawings and rows must not be negative"),
         (["--natural", "none"], "no folder none"),
     ],
 )

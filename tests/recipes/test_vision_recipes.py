@@ -116,6 +116,21 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
 
 
 @pytest.mark.slow
+def test_the_reader_of_flyers_continues_the_transcriber(tmp_path: Path) -> None:
+    small = {"tokenizer.vocab_size": "400", "trainer.model.vocab_size": "400"}
+    transcriber = open_bundle(trained("vision.transcribe", tmp_path, FEW | small))
+    assert isinstance(transcriber.config, MultimodalConfig)
+    config = prepare_run("vision.reader", "micro")
+    assert config.trainer.from_identity == transcriber.identity
+    asked = next(corpus for corpus in config.corpora if corpus.name == "flyers")
+    assert isinstance(asked, DrawnCorpusConfig)
+    assert asked.packing.learn == ("transcription", "questions")
+    unmoved = {"trainer.optimizer.learning_rate": "1e-12", "trainer.optimizer.weight_decay": "0"}
+    reader = open_bundle(trained("vision.reader", tmp_path, FEW | unmoved))
+    check_equal(encoder_of(reader), encoder_of(transcriber), apart="nothing")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "prefix"), [("on_device", ""), ("server", "server_")])
 def test_stages_build_on_each_other(model: str, prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"tokenizer.vocab_size": "400", "trainer.model.vocab_size": "400"}

@@ -17,7 +17,7 @@ from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summar
 from openafm.recipes.on_device import draft, low_bit, pretrain, reward_model, sft, upcycling
 from openafm.recipes.server import pretrain as server_pretrain
 from openafm.recipes.server import sft as server_sft
-from openafm.recipes.vision import clip, joint
+from openafm.recipes.vision import clip, joint, reader
 
 RECIPES = (
     pretrain.pretrain,
@@ -32,6 +32,8 @@ RECIPES = (
     reward_model.selection_model,
     clip.clip,
     joint.joint,
+    reader.transcribe,
+    reader.reader,
     multimodal_adaptation.on_device,
     multimodal_adaptation.on_device_sft,
     low_bit.qat,

@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--natural", default="", help="Folder of requests that people wrote (data/synthetic/natural.py).")
     train.add_argument("--examples", type=int, default=0, help="Examples of the built-in corpus; 0: by the cores.")
+    train.add_argument("--drawings", type=int, default=0, help="Training drawings of each kind; default: the recipe's.")
     train.add_argument("--rows", type=int, default=0, help="Rows of a step; default: 64 on a GPU, else the recipe's.")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Change a value of the later stages.")
     train.add_argument("--piece-mb", type=float, default=DEFAULT.piece_mb, help="Largest file that comes back, MiB.")
@@ -82,6 +83,7 @@ def _train(options: argparse.Namespace) -> None:
         tokenizer=options.tokenizer,
         stages=stages or DEFAULT.stages,
         num_examples=options.examples,
+        num_drawings=options.drawings,
         natural=options.natural,
         rows=options.rows,
         changes=dict(map(_pair, options.set)),

@@ -9,7 +9,7 @@ from openafm.core.config import Config
 
 @dataclass(frozen=True, kw_only=True)
 class BorrowedConfig(Config):
-    """Stages of text recipes that share a machine's minutes, and the pieces that come back.
+    """Stages of recipes that share a machine's minutes, and the pieces that come back.
 
     Attributes:
         minutes: wall time of the whole call, after which everything is written.
@@ -19,6 +19,7 @@ class BorrowedConfig(Config):
         tokenizer: the bundle whose tokenizer the models use; its vocabulary is that of the models.
         stages: recipes in order, each from the bundle of the one before, with their shares of the time.
         num_examples: examples of the built-in corpus; 0 as many as the cores generate in `generate_seconds`.
+        num_drawings: training drawings of each kind; 0 is the recipe's number.
         natural: the folder of requests that people wrote, for the recipes that use them.
         rows: rows of a step of the stages after the first; 0 is `gpu_rows` on CUDA and the recipe's elsewhere.
         changes: values of the stages after the first by dotted key.
@@ -34,6 +35,7 @@ class BorrowedConfig(Config):
     stages: dict[str, float] = field(default_factory=lambda: {"on_device.pretrain": 0.12, "on_device.sft": 0.88})
     num_examples: int = 0
     generate_seconds: float = 45.0
+    num_drawings: int = 0
     natural: str = ""
     rows: int = 0
     gpu_rows: int = 64
@@ -47,7 +49,10 @@ class BorrowedConfig(Config):
         )
         self.require(len(self.stages) > 0, "stages must not be empty")
         self.require(min(self.stages.values(), default=1) > 0, f"shares of the time must be above 0, got {self.stages}")
-        self.require(self.num_examples >= 0 and self.rows >= 0, "num_examples and rows must not be negative")
+        self.require(
+            min(self.num_examples, self.num_drawings, self.rows) >= 0,
+            "num_examples, num_drawings and rows must not be negative",
+        )
         self.require(self.piece_mb > 0 and self.num_pieces > 0, "piece_mb and num_pieces must be above 0")
 
     @property

@@ -16,10 +16,12 @@ import torch.nn.functional as F
 
 from openafm.bundle import open_bundle
 from openafm.core.config import override
+from openafm.core.errors import UsageError
 from openafm.core.executors import LocalExecutor, num_cores
 from openafm.core.files import write_json
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.borrowed.config import BorrowedConfig
 from openafm.recipes.borrowed.outbox import Outbox
 from openafm.recipes.catalog import build_run
@@ -28,6 +30,7 @@ from openafm.recipes.consolidation import consolidate_run
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import RunInterruptedError, RunResult, located, run_recipe
 from openafm.recipes.sources.corpora import CorpusConfig, SyntheticCorpusConfig, pack_corpus
+from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.budgets import DeadlineBudget
@@ -70,7 +73,7 @@ def train_borrowed(config: BorrowedConfig, out: Path, work: Path, say: Say) -> d
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     say(f"torch {torch.__version__} on {describe_device(device)}, {num_cores()} cores, {60 * config.minutes:.0f} s")
     source = open_bundle(config.tokenizer)
-    model = replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=source.tokenizer.vocab_size)
+    model = first_model(config, source.tokenizer.vocab_size)
     outbox = Outbox(config, model, work, out / "pieces")
     figures: dict[str, Any] = {"device": describe_device(device), "torch": torch.__version__, "stages": {}}
     bundle = None
@@ -117,7 +120,10 @@ def stage_run(
         callbacks=(*run.trainer.callbacks, PrintedLinesConfig()),
     )
     if bundle is None:
-        return replace(run, trainer=replace(trainer, model=model), tokenizer_file=str(tokenizer_file.resolve()))
+        trainer = replace(trainer, model=model)
+        run = replace(run, tokenizer_file=str(tokenizer_file.resolve()))
+    if stage not in config.kept_stages:
+        return replace(run, trainer=trainer)
     rows = config.rows or (config.gpu_rows if device.type == "cuda" else trainer.data.rows_per_step)
     trainer = replace(trainer, data=replace(trainer.data, rows_per_step=rows))
     if device.type == "cuda" and trainer.qat is None and trainer.adapter is None and compiles(device, say):
@@ -125,14 +131,27 @@ def stage_run(
     return override(replace(run, trainer=trainer), config.changes)
 
 
+def first_model(config: BorrowedConfig, vocab_size: int) -> DecoderConfig:
+    """Return the model of the first stage with this vocabulary: that of its recipe if it sees, else a text decoder."""
+    first = build_run(next(iter(config.stages)), config.size).trainer.model
+    if isinstance(first, MultimodalConfig):
+        if config.model:
+            raise UsageError(f"--model {config.model} is a text decoder, and the first stage sees; leave --model out")
+        return replace(first, vocab_size=vocab_size)
+    return replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=vocab_size)
+
+
 def stage_corpora(config: BorrowedConfig, stage: str) -> tuple[CorpusConfig, ...]:
-    """Return the corpora of a stage, the training part of the built-in one with the examples and requests of `config`."""
+    """Return the corpora of a stage: the training part of the built-in one with the examples and requests of `config`, and
+    training drawings with its number."""
     num_examples = config.num_examples or round(num_cores() * EXAMPLES_PER_SECOND * config.generate_seconds)
     corpora = []
     for corpus in build_run(stage, config.size).corpora:
         if isinstance(corpus, SyntheticCorpusConfig) and corpus.synthetic.split == "train":
             synthetic = replace(corpus.synthetic, natural=config.natural and str(Path(config.natural).resolve()))
             corpus = replace(corpus, synthetic=synthetic, num_examples=num_examples)
+        if isinstance(corpus, DrawnCorpusConfig) and corpus.drawing.split == "train" and config.num_drawings:
+            corpus = replace(corpus, drawing=replace(corpus.drawing, count=config.num_drawings))
         corpora.append(corpus)
     return tuple(corpora)
 
