@@ -9,6 +9,7 @@ Saving runs in the caller's thread: the given state is already a copy on the hos
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,9 +153,18 @@ def _on_all(processes: Processes, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:
         failure = error
-    first = next((found for found in processes.all_gather(failure) if found is not None), None)
+    first = next((found for found in processes.all_gather(_portable(failure)) if found is not None), None)
     if first is None:
         return result  # type: ignore[return-value]
     if isinstance(first, OpenAFMError):
         first.shared = True
-    raise first
+    raise first from failure
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return the error, or one with its text if other processes could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # any error of its own __reduce__ or __init__
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
