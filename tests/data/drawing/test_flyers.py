@@ -57,6 +57,16 @@ def test_a_text_that_is_part_of_another_is_not_taken_for_it():
     assert list(flyers.check(drawn)) == []
 
 
+@pytest.mark.parametrize(("language", "split", "number"), [("ja", "train", 7917), ("zh-Hant", "held_out", 9660)])
+def test_fonts_that_place_words_further_apart_are_no_error(language, split, number):
+    """A column whose font has spaces of a whole character, and a line whose font kerns across a space."""
+    try:
+        drawn = draw_document(flyers, "flyers", language, split, 11, number)
+    except FontMissingError as error:
+        pytest.skip(str(error))
+    assert list(flyers.check(drawn)) == []
+
+
 def test_check_finds_planted_errors():
     drawn = draw(3)
     words = [dict(word) for word in drawn.log["words"]]

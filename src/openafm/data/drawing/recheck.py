@@ -105,11 +105,23 @@ def _line_errors(command: Mapping[str, Any], words: Sequence[Mapping[str, Any]],
         return
     union = [min(box[0] for box in drawn), min(box[1] for box in drawn)]
     union += [max(box[2] for box in drawn), max(box[3] for box in drawn)]
-    kerning = 0.1 * command["size"] * (len(drawn) - 1)  # across spaces; the canvas places words one by one
-    limit = _TOLERANCE + kerning + (0.06 * command["size"] if command["direction"] == "ttb" else 0)
+    limit = _TOLERANCE + _space(command) * (len(drawn) - 1)
+    limit += 0.06 * command["size"] if command["direction"] == "ttb" else 0
     is_low = command["direction"] == "ltr" and max(abs(union[1] - found[1]), abs(union[3] - found[3])) > _TOLERANCE
     if is_low or max(abs(a - b) for a, b in zip(union, found, strict=True)) > limit:
         yield f"the words of {command['text']!r} are at {union}, their ink is at {list(found)}"
+
+
+def _space(command: Mapping[str, Any]) -> float:
+    """Return how much further or nearer the next word may be in a line that is drawn at once.
+
+    The canvas places words one by one, a space apart. Fonts kern across spaces, and their columns may have spaces as long as
+    a character.
+    """
+    if command["direction"] == "ttb":
+        return float(command["size"])
+    font = next(font for font in installed_fonts() if font.name == command["font"]).at(command["size"])
+    return max(0.1 * command["size"], float(font.getlength(" ")))
 
 
 def text_of_commands(commands: Sequence[Mapping[str, Any]], words: Sequence[Mapping[str, Any]], covered: set[int]) -> str:
