@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 run: .venv/installed-run
 	$(BIN)/openafm quickstart
 
-# The report from data to use: 75 to 90 minutes; SIZE=tiny takes 20 and shows no effect. Repeat it to continue.
+# The report from data to use: 60 to 90 minutes; SIZE=tiny takes 20 and shows no effect. Repeat it to continue.
 SIZE ?= micro
 reproduce: .venv/installed-test
 	$(BIN)/openafm reproduce --size $(SIZE)

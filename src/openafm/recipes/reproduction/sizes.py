@@ -34,7 +34,7 @@ _BUDGETS = {
         "on_device.draft": {"type": "TokenBudget", "num_tokens": 2_000_000},
     },
 }
-"""Budgets in the place of the recipes': `micro` takes 75 to 90 minutes on two cores, `nano` a night."""
+"""Budgets in the place of the recipes': `micro` takes 60 to 90 minutes on two cores, `nano` a night."""
 
 
 def by_size(size: str, tiny: int, micro: int, nano: int) -> str:
