@@ -16,7 +16,7 @@ from openafm.runtime import doctor
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.native.weights import weights_file
+from openafm.runtime.native.weights import open_weights, weights_file
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +48,11 @@ def test_the_report_names_the_engine_and_the_limit_by_bandwidth(capsys: pytest.C
     assert 64 * model["kv_bytes_per_token"] == sum(engine.memory(sequence).values())
 
 
-def test_bytes_of_a_token_are_those_of_the_file_and_of_the_adapter(tmp_path: Path) -> None:
+def test_bytes_of_a_token_are_those_of_the_file_and_of_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = compressed_bundle()
+    monkeypatch.setattr("openafm.runtime.native.weights.cache_home", lambda: tmp_path)  # others remove files
     library = sys.modules["openafm.runtime.native.library"].native_library()
+    open_weights(plain, library)
     file = weights_file(plain, library)
     assert 0 <= file.stat().st_size - doctor.bytes_per_token(plain) < 16_384  # its header and padding
     lora = random_adapter_weights(1)

@@ -151,7 +151,7 @@ def uvicorn_config(config: ServerConfig, app: ASGIApp | str) -> uvicorn.Config:
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=round(config.header_seconds),
+        timeout_keep_alive=max(1, round(config.header_seconds)),  # 0 closes a connection that a client is about to use
         timeout_graceful_shutdown=round(config.drain_seconds),
         limit_concurrency=config.max_connections,
         ssl_certfile=config.tls_certificate or None,
