@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ KEPT = (1.0, 0.5, 0.25)
 def measure(runs: ContrastiveRuns, encoder: str, steps: int, seeds: range) -> dict[str, Any]:
     vision = encoder_of(encoder)
     objectives = {kept: ContrastiveConfig(kept=kept, unmasked_share=0.0 if kept == 1 else 0.1) for kept in KEPT}
-    rates, scores = dict[float, float](), dict[float, list[dict[str, Any]]]()
-    for kept, objective in objectives.items():
-        rates[kept] = runs.rate(vision, objective, f"rate-{kept}")
+    rates = {kept: runs.rate(vision, objective, f"rate-{kept}") for kept, objective in objectives.items()}
+    scores: dict[float, list[dict[str, Any]]] = {kept: [] for kept in KEPT}
+    for seed, (kept, objective) in product(seeds, objectives.items()):
         # A tenth of the steps encodes all patches, at the rate without masking.
         share = 0.0 if kept == 1 else objective.unmasked_share
         equal_steps = round(steps / (share + (1 - share) * rates[1.0] / rates[kept]))
-        scores[kept] = [runs.scores(vision, objective, equal_steps, seed, f"kept-{kept}-{seed}") for seed in seeds]
+        scores[kept].append(runs.scores(vision, objective, equal_steps, seed, f"kept-{kept}-{seed}"))
     return {
         "benchmark": "clip_flip",
         "peer": "the same encoder, data and CPU time without masking",

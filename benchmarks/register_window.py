@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,12 @@ def with_scope(vision: VisionConfig, scope: ScopeConfig) -> VisionConfig:
 
 def measure(runs: ContrastiveRuns, base: VisionConfig, steps: int, seeds: range) -> dict[str, Any]:
     objective = ContrastiveConfig()
-    rates, scores = dict[str, float](), dict[str, list[dict[str, Any]]]()
-    for name, vision in variants(base).items():
+    encoders = variants(base)
+    rates = {name: runs.rate(vision, objective, f"rate-{name}") for name, vision in encoders.items()}
+    scores: dict[str, list[dict[str, Any]]] = {name: [] for name in encoders}
+    for seed, (name, vision) in product(seeds, encoders.items()):
         equal_steps = max(1, round(steps * base.flops(base.image_side) / vision.flops(vision.image_side)))
-        scores[name] = [runs.scores(vision, objective, equal_steps, seed, f"{name}-{seed}") for seed in seeds]
-        rates[name] = runs.rate(vision, objective, f"rate-{name}")
+        scores[name].append(runs.scores(vision, objective, equal_steps, seed, f"{name}-{seed}"))
     means = {name: mean_accuracy(found) for name, found in scores.items()}
     return {
         "benchmark": "register_window",
