@@ -80,11 +80,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_finished(path: Path | None) -> dict[Part, PartResult]:
-    """Return the parts that a file stores; the last line is left out if it was cut by an interruption."""
+    """Return the parts that a file stores; a last line that was cut by an interruption is removed."""
     if path is None or not path.is_file():
         return {}
-    lines = path.read_text("utf-8").splitlines(keepends=True)
-    entries = [json.loads(line) for line in lines if line.endswith("\n")]
+    text = path.read_text("utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    entries = [json.loads(line) for line in whole.splitlines()]
     return {
         Part(**entry["part"]): PartResult(**entry["result"] | {"dropped": Counter(entry["result"]["dropped"])})
         for entry in entries

@@ -94,7 +94,7 @@ def losses_of_seed(folder: Path, seed: int, size: Steps, images: tuple[Path, Pat
 
 def measure(folder: Path, kinds: tuple[str, ...], size: Steps, seeds: range, finished: Finished) -> dict[str, Any]:
     images = draw(folder, kinds, size.count, "train"), draw(folder, kinds, max(5, size.count // 20), "held_out")
-    losses = [finished.result(f"seed-{seed}", partial(losses_of_seed, folder, seed, size, images)) for seed in seeds]
+    losses = [finished.result(f"seed-{seed}", size, partial(losses_of_seed, folder, seed, size, images)) for seed in seeds]
     means = {name: statistics.fmean(loss[name] for loss in losses) for name in losses[0]}
     return {
         "benchmark": "multimodal_text_regression",

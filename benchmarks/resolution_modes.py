@@ -2,8 +2,8 @@
 
 `quality_MODE` is the share of answers that are exact under greedy decoding, on charts, flyers, scenes and signs whose
 designs, fonts and names are held out. `tokens_MODE` are the tokens of an image, `cpu_s_MODE` the CPU seconds from its pixels
-to the first logits of an answer. The model is a compact decoder with vision that learns questions and captions from scratch;
-each mode is drawn for a third of the images.
+to the first logits of an answer, with untrained weights. The model is a compact decoder with vision that learns questions
+and captions from scratch; each mode is drawn for a third of the images.
 
     python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
@@ -132,8 +132,8 @@ class ModeRuns:
 
 def measure(folder: Path, size: Size, seeds: range, finished: Finished) -> dict[str, Any]:
     runs = ModeRuns(folder=folder, size=size)
-    times = finished.result("times", runs.times)
-    exact = [finished.result(f"exact-{seed}", partial(runs.exact, seed)) for seed in seeds]
+    times = finished.result("times", size, runs.times)
+    exact = [finished.result(f"exact-{seed}", size, partial(runs.exact, seed)) for seed in seeds]
     figures: dict[str, Any] = {}
     for mode in MODES:
         tokens, cpu_s = times[mode]

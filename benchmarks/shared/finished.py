@@ -12,25 +12,32 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class Finished:
-    """Results by name, a line of JSON each in `path`; without a path nothing is stored."""
+    """Results by name, a line of JSON each in `path`; without a path nothing is stored.
+
+    A result belongs to a setting, which its caller describes: a run with other sizes is repeated.
+    """
 
     path: Path | None = None
     results: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.path is not None and self.path.is_file():
-            lines = self.path.read_text("utf-8").splitlines(keepends=True)
-            # An interruption may have cut the last line.
-            self.results = {name: result for line in lines if line.endswith("\n") for name, result in [json.loads(line)]}
+        if self.path is None or not self.path.is_file():
+            return
+        text = self.path.read_text("utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # an interruption has cut the last line
+            self.path.write_text(whole, encoding="utf-8")
+        self.results = {key: result for line in whole.splitlines() for key, result in [json.loads(line)]}
 
-    def result(self, name: str, run: Callable[[], Any]) -> Any:
-        """Return the stored result, or that of `run`, which is stored."""
-        if name not in self.results:
-            self.results[name] = run()
+    def result(self, name: str, setting: object, run: Callable[[], Any]) -> Any:
+        """Return the stored result of a name and a setting, or that of `run`, which is stored."""
+        key = f"{name} {setting}"
+        if key not in self.results:
+            self.results[key] = run()
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([name, self.results[name]]) + "\n")
-        return self.results[name]
+                    file.write(json.dumps([key, self.results[key]]) + "\n")
+        return self.results[key]
 
 
 def add_finished(parser: argparse.ArgumentParser) -> None:

@@ -141,7 +141,8 @@ class ContrastiveRuns:
             found = zero_shot(ImageTextEncoder(bundle), open_image_corpus(self.held_out))
             return found.to_dict() | {"steps": steps}
 
-        result: dict[str, Any] = self.finished.result(name, run)
+        setting = (self.kinds, self.count, self.vocabulary, steps)
+        result: dict[str, Any] = self.finished.result(name, setting, run)
         return result
 
     def rate(self, vision: VisionConfig, objective: ContrastiveConfig, name: str) -> float:
@@ -152,7 +153,7 @@ class ContrastiveRuns:
             trained(config, self.folder / name, name)  # packs the data
             return pairs_per_cpu_second(config, self.folder / name, 2 if self.count < 1000 else 8)
 
-        return float(self.finished.result(name, run))
+        return float(self.finished.result(name, (self.kinds, self.count, self.vocabulary), run))
 
     def _config(self, vision: VisionConfig, objective: ContrastiveConfig, steps: int, seed: int) -> RunConfig:
         return with_vocabulary(contrastive(vision, objective, self.train, self.held_out, steps, seed), self.vocabulary)

@@ -28,7 +28,7 @@ class ServerConfig(Config):
         guardrail_model: folder of a guardrail model that checks them too, answers before they are released; empty: none.
         max_body_bytes: largest body of a request.
         header_seconds: limit for a client to send the headers of a request or to read 64 KiB of a reply that waits for it,
-            and for an idle connection.
+            and, at least 1 s, for an idle connection.
         body_seconds: limit for a client to send the body of a request.
         request_seconds: limit of one answer, from its start.
         queue_seconds: longest wait of a request for memory; then 429.

@@ -67,6 +67,17 @@ def test_fonts_that_place_words_further_apart_are_no_error(language, split, numb
     assert list(flyers.check(drawn)) == []
 
 
+def test_check_finds_a_column_beside_its_ink():
+    drawn = draw_document(flyers, "flyers", "ja", "train", 11, 7917)
+    column = next(command for command in drawn.log["commands"] if command.get("direction") == "ttb")
+    words = [dict(word) for word in drawn.log["words"]]
+    for word in words[slice(*column["regions"])]:
+        word["box"] = [value + 20 * (index % 2 == 0) for index, value in enumerate(word["box"])]
+    assert any(
+        "their ink is at" in each for each in flyers.check(dataclasses.replace(drawn, log={**drawn.log, "words": words}))
+    )
+
+
 def test_check_finds_planted_errors():
     drawn = draw(3)
     words = [dict(word) for word in drawn.log["words"]]

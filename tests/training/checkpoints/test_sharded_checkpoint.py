@@ -25,6 +25,8 @@ from parallel_runs import track_model
 from safetensors.torch import save_file
 from tiny_runs import exit_code, final_bytes, tiny_run, write_corpus
 
+from openafm.core.errors import OpenAFMError
+from openafm.core.files import OutOfSpaceError
 from openafm.training.checkpoints import sharded_save
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths, newest_checkpoint, remove_incomplete
@@ -168,11 +170,50 @@ def test_writers_killed_during_a_save_leave_the_last_checkpoint_intact(tmp_path:
     assert num_cut_short >= 1
 
 
+class UnreadableError(Exception):
+    """Cannot be made from what pickle stores of it."""
+
+    def __init__(self, number: int, place: str) -> None:
+        super().__init__(f"{number} at {place}")
+
+
+class UnreadableDiskError(OutOfSpaceError):
+    """The same, with an exit code; its text changes with each copy."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(f"no space at {place}")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (ValueError("no more"), ValueError),
+        (UnreadableError(3, "home"), RuntimeError),
+        (UnreadableDiskError("home"), OpenAFMError),
+    ],
+)
+def test_an_error_of_one_process_is_raised_by_all(
+    tmp_path: Path, config: TrainerConfig, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(processes: Processes) -> None:
+        def write(*_: object) -> None:
+            raise error
+
+        if processes.rank == 1:
+            sharded_save._write = write  # type: ignore[assignment]
+        with pytest.raises(raised, match=f"{error}$") as found:
+            write_checkpoint(tmp_path, config, parts_at(3, processes, side=8), DIGEST, processes)
+        assert getattr(found.value, "exit_code", 1) == getattr(error, "exit_code", 1)
+
+    together(2, fail)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_plan_is_kept_for_equal_layouts_only(
     tmp_path: Path, config: TrainerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five checkpoints of two layouts have three plans."""
-    sides = [8, 8, 6, 6, 8]
+    sides = [8, 6, 6, 8, 8]
 
     def write(processes: Processes) -> None:
         sharded, plan_blocks, planned = ShardedSave(), sharded_save.plan_blocks, []

@@ -105,10 +105,11 @@ def _line_errors(command: Mapping[str, Any], words: Sequence[Mapping[str, Any]],
         return
     union = [min(box[0] for box in drawn), min(box[1] for box in drawn)]
     union += [max(box[2] for box in drawn), max(box[3] for box in drawn)]
-    limit = _TOLERANCE + _space(command) * (len(drawn) - 1)
-    limit += 0.06 * command["size"] if command["direction"] == "ttb" else 0
-    is_low = command["direction"] == "ltr" and max(abs(union[1] - found[1]), abs(union[3] - found[3])) > _TOLERANCE
-    if is_low or max(abs(a - b) for a, b in zip(union, found, strict=True)) > limit:
+    is_column = command["direction"] == "ttb"
+    across = _TOLERANCE + (0.06 * command["size"] if is_column else 0)
+    along = across + _space(command) * (len(drawn) - 1)
+    limits = (across, along) * 2 if is_column else (along, across) * 2
+    if any(abs(a - b) > limit for a, b, limit in zip(union, found, limits, strict=True)):
         yield f"the words of {command['text']!r} are at {union}, their ink is at {list(found)}"
 
 

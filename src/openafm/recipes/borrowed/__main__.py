@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--examples", type=int, default=0, help="Examples of the built-in corpus; 0: by the cores.")
     train.add_argument("--drawings", type=int, default=0, help="Training drawings of each kind; default: the recipe's.")
     train.add_argument("--rows", type=int, default=0, help="Rows of a step; default: 64 on a GPU, else the recipe's.")
-    train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Change a value of the later stages.")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="Change a value of the stages that come back."
+    )
     train.add_argument("--piece-mb", type=float, default=DEFAULT.piece_mb, help="Largest file that comes back, MiB.")
     train.add_argument("--pieces", type=int, default=DEFAULT.num_pieces, help="Files that come back.")
     join = verbs.add_parser("join", help="Verify pieces and write the bundles that they hold.")

@@ -21,8 +21,8 @@ class BorrowedConfig(Config):
         num_examples: examples of the built-in corpus; 0 as many as the cores generate in `generate_seconds`.
         num_drawings: training drawings of each kind; 0 is the recipe's number.
         natural: the folder of requests that people wrote, for the recipes that use them.
-        rows: rows of a step of the stages after the first; 0 is `gpu_rows` on CUDA and the recipe's elsewhere.
-        changes: values of the stages after the first by dotted key.
+        rows: rows of a step of the stages that come back; 0 is `gpu_rows` on CUDA and the recipe's elsewhere.
+        changes: values of the stages that come back, by dotted key.
         piece_mb: MiB of a file that comes back, at most.
         num_pieces: files that come back, without digests and figures.
     """

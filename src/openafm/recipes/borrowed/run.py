@@ -132,18 +132,20 @@ def stage_run(
 
 
 def first_model(config: BorrowedConfig, vocab_size: int) -> DecoderConfig:
-    """Return the model of the first stage with this vocabulary: that of its recipe if it sees, else a text decoder."""
+    """Return the model of the first stage: the recipe's with this vocabulary if that has vision, else a text decoder."""
     first = build_run(next(iter(config.stages)), config.size).trainer.model
     if isinstance(first, MultimodalConfig):
         if config.model:
-            raise UsageError(f"--model {config.model} is a text decoder, and the first stage sees; leave --model out")
+            raise UsageError(
+                f"--model {config.model} is a text decoder, the first stage trains a model with vision; leave --model out"
+            )
         return replace(first, vocab_size=vocab_size)
     return replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=vocab_size)
 
 
 def stage_corpora(config: BorrowedConfig, stage: str) -> tuple[CorpusConfig, ...]:
     """Return the corpora of a stage: the training part of the built-in one with the examples and requests of `config`, and
-    training drawings with its number."""
+    `config.num_drawings` training drawings of each kind."""
     num_examples = config.num_examples or round(num_cores() * EXAMPLES_PER_SECOND * config.generate_seconds)
     corpora = []
     for corpus in build_run(stage, config.size).corpora:

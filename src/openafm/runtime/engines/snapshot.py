@@ -66,7 +66,7 @@ class SequenceSnapshot:
         """Return the token ids.
 
         Raises:
-            KeyError, ValueError: they are absent, not `length`, or outside of the vocabulary.
+            KeyError, TypeError, ValueError: they are absent, not `length`, or outside of the vocabulary.
         """
         tokens: list[int] = self.arrays["tokens"].tolist()
         if len(tokens) != self.length:

@@ -68,32 +68,42 @@ class ShardedSave:
         layout = tuple((key, part.dtype, part.shape) for key, part in parts.items())
         (is_new,) = processes.any_rank(self._plan is None or self._plan.layout != layout)
         if self._plan is None or is_new:
-            tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-            self._plan = plan_blocks(tensors, layout, processes)
+            self._plan = plan_blocks(groups, layout, processes)
         plan, file = self._plan, file_of_rank(processes.rank, processes.world)
         checksum = _on_all(processes, lambda: _write(folder / file, {key: parts[key].contiguous() for key in plan.keys}))
         checksums = processes.all_gather((file, checksum))
 
         def complete() -> None:
-            write_index(folder, plan.index)
-            files = {name: found for name, found in sorted(checksums) if found is not None}
-            finish(files | {INDEX: file_checksum(folder / INDEX)})
+            with room_for(folder):
+                write_index(folder, plan.index)
+                files = {name: found for name, found in sorted(checksums) if found is not None}
+                finish(files | {INDEX: file_checksum(folder / INDEX)})
 
         _on_all(processes, complete if processes.is_main else lambda: None)
 
 
-def plan_blocks(tensors: Mapping[str, Tensor], layout: tuple[Any, ...], processes: Processes) -> BlockPlan:
-    """Return which blocks of `tensors` this rank writes. All ranks call it; rank 0 plans."""
+def plan_blocks(groups: Mapping[str, Tensors], layout: tuple[Any, ...], processes: Processes) -> BlockPlan:
+    """Return which blocks of the tensors this rank writes. All ranks call it; rank 0 plans."""
     planner = DefaultSavePlanner(flatten_state_dict=False)
-    planner.set_up_planner(dict(tensors), is_coordinator=processes.is_main)
-    local = _on_all(processes, planner.create_local_plan)
+
+    def plan_local() -> SavePlan:
+        tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+        planner.set_up_planner(tensors, is_coordinator=processes.is_main)
+        return planner.create_local_plan()
+
+    local = _on_all(processes, plan_local)
     gathered: list[Any] | None = [None] * processes.world if processes.is_main else None
     dist.gather_object(local, gathered, group=processes.control, group_dst=0)
-    planned = _on_all(processes, lambda: None if gathered is None else planner.create_global_plan(gathered))
+
+    def plan_global() -> tuple[list[tuple[str, ...]] | None, Index]:
+        if gathered is None:
+            return None, {}
+        plans, metadata = planner.create_global_plan(gathered)
+        return [_keys(plan) for plan in plans], _index(plans, metadata)
+
+    keys, index = _on_all(processes, plan_global)
     mine: list[Any] = [None]
-    keys = None if planned is None else [_keys(plan) for plan in planned[0]]
     dist.scatter_object_list(mine, keys, group=processes.control, group_src=0)
-    index = {} if planned is None else _index(*planned)
     return BlockPlan(layout=layout, keys=mine[0], index=index)
 
 
@@ -162,9 +172,15 @@ def _on_all(processes: Processes, work: Callable[[], T]) -> T:
 
 
 def _portable(error: Exception | None) -> Exception | None:
-    """Return the error, or one with its text if other processes could not read it."""
+    """Return the error, or one with its text and exit code if other processes could not read it."""
     try:
-        pickle.loads(pickle.dumps(error))
+        copy = pickle.loads(pickle.dumps(error))
     except Exception:  # any error of its own __reduce__ or __init__
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        copy = None
+    if type(copy) is type(error) and str(copy) == str(error):
+        return error
+    if isinstance(error, OpenAFMError):
+        portable = OpenAFMError(str(error))
+        portable.exit_code = error.exit_code
+        return portable
+    return RuntimeError(f"{type(error).__name__}: {error}")
