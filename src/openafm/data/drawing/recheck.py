@@ -122,7 +122,7 @@ def _space(command: Mapping[str, Any]) -> float:
     if command["direction"] == "ttb":
         return float(command["size"])
     font = next(font for font in installed_fonts() if font.name == command["font"]).at(command["size"])
-    return max(0.1 * command["size"], float(font.getlength(" ")))
+    return max(0.1 * float(command["size"]), float(font.getlength(" ")))
 
 
 def text_of_commands(commands: Sequence[Mapping[str, Any]], words: Sequence[Mapping[str, Any]], covered: set[int]) -> str:
