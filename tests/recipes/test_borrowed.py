@@ -142,6 +142,13 @@ def test_only_later_stages_take_changes(tmp_path: Path) -> None:
     assert (second.trainer.data.rows_per_step, second.trainer.model.dim) == (7, 128)
 
 
+def test_an_only_stage_takes_changes(tmp_path: Path) -> None:
+    config = BorrowedConfig(stages={"on_device.sft": 1.0}, changes={"trainer.optimizer.learning_rate": "0.5"}, rows=7)
+    model, tokenizer = named_size("on_device.small"), open_bundle("nano").path / "tokenizer.json"
+    only = stage_run(config, "on_device.sft", None, model, tokenizer, torch.device("cpu"), print)
+    assert (only.trainer.model, only.trainer.data.rows_per_step, only.trainer.optimizer.learning_rate) == (model, 7, 0.5)
+
+
 def test_a_compiler_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(function: object) -> object:
         raise RuntimeError("no C compiler")
@@ -166,6 +173,7 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
         (["--examples", "-5"], "num_examples, num_drawings and rows must not be negative"),
         (["--rows", "-5"], "num_examples, num_drawings and rows must not be negative"),
         (["--natural", "none"], "no folder none"),
+        (["--stage", "vision.clip=1"], "vision.clip trains no decoder"),
     ],
 )
 def test_wrong_options_are_named(

@@ -24,7 +24,7 @@ from openafm.serving import keys
 from openafm.serving.access import PUBLIC_PATHS
 from openafm.serving.app import ROUTERS
 from openafm.serving.config import ServerConfig, ServerSetupError
-from openafm.serving.server import bind, check_setup
+from openafm.serving.server import bind, check_setup, uvicorn_config
 
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
@@ -153,6 +153,12 @@ def test_keys_are_not_changed_by_two_processes_at_once(tmp_path: Path) -> None:
                 change()
     keys.revoke_key(record.id, file=file)
     assert keys.read_keys(file) == []
+
+
+def test_an_idle_connection_stays_for_at_least_a_second() -> None:
+    """Without that, a client that sends its next request meets a reset instead of the reply."""
+    for header_seconds, idle in ((0.2, 1), (15.0, 15)):
+        assert uvicorn_config(ServerConfig(header_seconds=header_seconds), "none:app").timeout_keep_alive == idle
 
 
 def test_rate_limits_of_a_key(locked: str, home: Path) -> None:

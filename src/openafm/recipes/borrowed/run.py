@@ -21,7 +21,7 @@ from openafm.core.executors import LocalExecutor, num_cores
 from openafm.core.files import write_json
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
 from openafm.recipes.borrowed.config import BorrowedConfig
 from openafm.recipes.borrowed.outbox import Outbox
 from openafm.recipes.catalog import build_run
@@ -140,6 +140,8 @@ def first_model(config: BorrowedConfig, vocab_size: int) -> DecoderConfig:
                 f"--model {config.model} is a text decoder, the first stage trains a model with vision; leave --model out"
             )
         return replace(first, vocab_size=vocab_size)
+    if isinstance(first, ClipConfig):
+        raise UsageError(f"{next(iter(config.stages))} trains no decoder; start with another stage, as vision.transcribe")
     return replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=vocab_size)
 
 
