@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.drawn_parts import Part, PartResult, draw_part
+from shared.finished import whole_lines
 from shared.reporting import benchmark_parser, hand_in
 
 from openafm.core.executors import LocalConfig
@@ -83,14 +84,9 @@ def read_finished(path: Path | None) -> dict[Part, PartResult]:
     """Return the parts that a file stores; a last line that was cut by an interruption is removed."""
     if path is None or not path.is_file():
         return {}
-    text = path.read_text("utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    entries = [json.loads(line) for line in whole.splitlines()]
     return {
         Part(**entry["part"]): PartResult(**entry["result"] | {"dropped": Counter(entry["result"]["dropped"])})
-        for entry in entries
+        for entry in whole_lines(path)
     }
 
 

@@ -10,7 +10,7 @@ their caption among 16 of their kind, and the reverse, averaged over seeds.
 
     python benchmarks/register_window.py [--quick] [--json] [--finished FILE]
 
-A full run (3 seeds, about an hour on one core) writes docs/benchmarks/register_window.json.
+A full run (3 seeds, about 1.5 hours on one core) writes docs/benchmarks/register_window.json.
 """
 
 from __future__ import annotations

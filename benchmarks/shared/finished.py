@@ -23,11 +23,7 @@ class Finished:
     def __post_init__(self) -> None:
         if self.path is None or not self.path.is_file():
             return
-        text = self.path.read_text("utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # an interruption has cut the last line
-            self.path.write_text(whole, encoding="utf-8")
-        self.results = {key: result for line in whole.splitlines() for key, result in [json.loads(line)]}
+        self.results = dict(whole_lines(self.path))
 
     def result(self, name: str, setting: object, run: Callable[[], Any]) -> Any:
         """Return the stored result of a name and a setting, or that of `run`, which is stored."""
@@ -38,6 +34,15 @@ class Finished:
                 with self.path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([key, self.results[key]]) + "\n")
         return self.results[key]
+
+
+def whole_lines(path: Path) -> list[Any]:
+    """Return the values of a file of JSON lines. A last line that an interruption has cut is removed from the file."""
+    text = path.read_text("utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def add_finished(parser: argparse.ArgumentParser) -> None:

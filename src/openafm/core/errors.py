@@ -6,6 +6,8 @@ expected and what to do, in one or two sentences; the command line prints it unc
 
 from __future__ import annotations
 
+import pickle
+
 
 class OpenAFMError(Exception):
     """An error that the caller can understand and fix. The command line prints it on one line and returns `exit_code`."""
@@ -20,3 +22,23 @@ class UsageError(OpenAFMError):
 
     exit_code = 2
     shared = True
+
+
+def portable_error(error: Exception) -> Exception:
+    """Return a copy of an error as another process reads it.
+
+    An error that pickle does not restore with its type and text, because its class has a constructor of its own, becomes an
+    `OpenAFMError` with its text and exit code, or a `RuntimeError` with its type and text.
+    """
+    copy: object
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # any error of the class's own __init__ or __reduce__
+        copy = None
+    if isinstance(copy, Exception) and type(copy) is type(error) and str(copy) == str(error):
+        return copy
+    if isinstance(error, OpenAFMError):
+        portable = OpenAFMError(str(error))
+        portable.exit_code = error.exit_code
+        return portable
+    return RuntimeError(f"{type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, Literal, TypeVar
 
 from openafm.core.config import Config
-from openafm.core.errors import OpenAFMError
+from openafm.core.errors import OpenAFMError, portable_error
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -235,17 +235,10 @@ def _reply(channel: _Channel) -> None:
     _write(channel.replies, data)
 
 
-def _portable(error: BaseException) -> BaseException:
+def _portable(error: BaseException) -> Exception:
     """Return an error that can be pickled, with the traceback of the worker as a note."""
-    text = "".join(traceback.format_exception(error))
-    copy: object
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-    except Exception:  # an error class with a constructor of its own
-        copy = None
-    if not isinstance(copy, Exception):
-        copy = RuntimeError(f"{type(error).__name__}: {error}")
-    copy.add_note(f"in a worker process:\n{text}")
+    copy = portable_error(error) if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+    copy.add_note(f"in a worker process:\n{''.join(traceback.format_exception(error))}")
     return copy
 
 

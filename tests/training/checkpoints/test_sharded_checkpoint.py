@@ -193,14 +193,14 @@ class UnreadableDiskError(OutOfSpaceError):
     ],
 )
 def test_an_error_of_one_process_is_raised_by_all(
-    tmp_path: Path, config: TrainerConfig, error: Exception, raised: type[Exception]
+    tmp_path: Path, config: TrainerConfig, error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(processes: Processes) -> None:
         def write(*_: object) -> None:
             raise error
 
         if processes.rank == 1:
-            sharded_save._write = write  # type: ignore[assignment]
+            monkeypatch.setattr(sharded_save, "_write", write)
         with pytest.raises(raised, match=f"{error}$") as found:
             write_checkpoint(tmp_path, config, parts_at(3, processes, side=8), DIGEST, processes)
         assert getattr(found.value, "exit_code", 1) == getattr(error, "exit_code", 1)

@@ -105,24 +105,31 @@ def _line_errors(command: Mapping[str, Any], words: Sequence[Mapping[str, Any]],
         return
     union = [min(box[0] for box in drawn), min(box[1] for box in drawn)]
     union += [max(box[2] for box in drawn), max(box[3] for box in drawn)]
-    is_column = command["direction"] == "ttb"
-    across = _TOLERANCE + (0.06 * command["size"] if is_column else 0)
-    along = across + _space(command) * (len(drawn) - 1)
-    limits = (across, along) * 2 if is_column else (along, across) * 2
-    if any(abs(a - b) > limit for a, b, limit in zip(union, found, limits, strict=True)):
-        yield f"the words of {command['text']!r} are at {union}, their ink is at {list(found)}"
+    kerning = 0.1 * command["size"] * (len(drawn) - 1)
+    limit = _TOLERANCE + kerning + (0.06 * command["size"] if command["direction"] == "ttb" else 0)
+    expected = _spread(command, found)
+    is_low = command["direction"] == "ltr" and max(abs(union[1] - found[1]), abs(union[3] - found[3])) > _TOLERANCE
+    if is_low or max(abs(a - b) for a, b in zip(union, expected, strict=True)) > limit:
+        yield f"the words of {command['text']!r} are at {union}, their ink is at {expected}"
 
 
-def _space(command: Mapping[str, Any]) -> float:
-    """Return how much further or nearer the next word may be in a line that is drawn at once.
+def _spread(command: Mapping[str, Any], found: tuple[int, int, int, int]) -> list[float]:
+    """Return where the ink of a line drawn at once would be if its words were placed one by one.
 
-    The canvas places words one by one, a space apart. Fonts kern across spaces, and their columns may have spaces as long as
-    a character.
+    The canvas places words one by one: a space of the font apart in a line, half of the size apart in a column. Fonts kern
+    across spaces, and a column may have spaces as long as a character.
     """
-    if command["direction"] == "ttb":
-        return float(command["size"])
+    is_column = command["direction"] == "ttb"
     font = next(font for font in installed_fonts() if font.name == command["font"]).at(command["size"])
-    return max(0.1 * float(command["size"]), float(font.getlength(" ")))
+    words = command["text"].split()
+    gap = command["size"] / 2 if is_column else font.getlength(" ")
+    apart = sum(font.getlength(word, direction=command["direction"]) for word in words) + gap * (len(words) - 1)
+    change = apart - font.getlength(command["text"], direction=command["direction"])
+    before = {"m": 0.5, "r": 1.0, "b": 1.0, "d": 1.0}.get(command["anchor"][is_column], 0.0) * change
+    left, top, right, bottom = found
+    if is_column:
+        return [left, top - before, right, bottom + change - before]
+    return [left - before, top, right + change - before, bottom]
 
 
 def text_of_commands(commands: Sequence[Mapping[str, Any]], words: Sequence[Mapping[str, Any]], covered: set[int]) -> str:

@@ -9,7 +9,6 @@ Saving runs in the caller's thread: the given state is already a copy on the hos
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
-from openafm.core.errors import OpenAFMError
+from openafm.core.errors import OpenAFMError, portable_error
 from openafm.core.files import file_checksum, room_for
 from openafm.training.checkpoints.index import INDEX, Index, IndexedTensor, TensorBlock, write_index
 from openafm.training.distributed.processes import Processes
@@ -158,29 +157,16 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> str | None:
 
 def _on_all(processes: Processes, work: Callable[[], T]) -> T:
     """Run `work` on every rank; if it fails on one, all raise the error of the first that failed."""
-    result, failure = None, None
+    results: list[T] = []
+    failure = None
     try:
-        result = work()
+        results.append(work())
     except Exception as error:
         failure = error
-    first = next((found for found in processes.all_gather(_portable(failure)) if found is not None), None)
+    failures = processes.all_gather(None if failure is None else portable_error(failure))
+    first = next((found for found in failures if found is not None), None)
     if first is None:
-        return result  # type: ignore[return-value]
+        return results[0]
     if isinstance(first, OpenAFMError):
         first.shared = True
     raise first from failure
-
-
-def _portable(error: Exception | None) -> Exception | None:
-    """Return the error, or one with its text and exit code if other processes could not read it."""
-    try:
-        copy = pickle.loads(pickle.dumps(error))
-    except Exception:  # any error of its own __reduce__ or __init__
-        copy = None
-    if type(copy) is type(error) and str(copy) == str(error):
-        return error
-    if isinstance(error, OpenAFMError):
-        portable = OpenAFMError(str(error))
-        portable.exit_code = error.exit_code
-        return portable
-    return RuntimeError(f"{type(error).__name__}: {error}")
