@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import FEW_KINDS, FEW_TOKENS, ContrastiveRuns, home, mean_accuracy
+from shared.vision_runs import FEW_KINDS, FEW_TOKENS, SCENE_TOKENS, SCENES, ContrastiveRuns, home, mean_accuracy
 
 from openafm.models.vision.sizes import encoder_of
 from openafm.training.objectives.config import ContrastiveConfig
@@ -71,7 +71,9 @@ def main() -> None:
             runs = ContrastiveRuns(folder=folder, kinds=FEW_KINDS, count=20, vocabulary=FEW_TOKENS, finished=finished)
             report = measure(runs, "rw_vitdet.micro", steps=2, seeds=range(1))
         else:
-            runs = ContrastiveRuns(folder=folder, count=1_000, finished=finished)
+            runs = ContrastiveRuns(
+                folder=folder, kinds=SCENES, count=4_000, vocabulary=SCENE_TOKENS, finished=finished
+            )
             report = measure(runs, "rw_vitdet.nano", steps=200, seeds=range(3))
     hand_in(report, REPORT, options)
 

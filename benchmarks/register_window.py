@@ -26,7 +26,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import FEW_KINDS, FEW_TOKENS, ContrastiveRuns, home, mean_accuracy
+from shared.vision_runs import FEW_KINDS, FEW_TOKENS, SCENE_TOKENS, SCENES, ContrastiveRuns, home, mean_accuracy
 
 from openafm.models.vision.config import GlobalScopeConfig, ScopeConfig, VisionConfig, WindowScopeConfig
 from openafm.models.vision.sizes import encoder_of, raised
@@ -92,8 +92,10 @@ def main() -> None:
             report = measure(runs, encoder_of("rw_vitdet.micro"), steps=2, seeds=range(1))
         else:
             encoder = raised(encoder_of("rw_vitdet.nano"), 336)
-            runs = ContrastiveRuns(folder=folder, count=1_000, finished=finished)
-            report = measure(runs, encoder, steps=200, seeds=range(3))
+            runs = ContrastiveRuns(
+                folder=folder, kinds=SCENES, count=4_000, vocabulary=SCENE_TOKENS, finished=finished
+            )
+            report = measure(runs, encoder, steps=150, seeds=range(3))
     hand_in(report, REPORT, options)
 
 

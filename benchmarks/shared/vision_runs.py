@@ -43,6 +43,8 @@ FEW_TOKENS = 500
 """Vocabulary of quick runs, whose texts are few."""
 KINDS, FEW_KINDS = ("charts", "flyers", "scenes", "signs"), ("scenes", "signs")
 """Kinds of drawings of full and of quick runs."""
+SCENES, SCENE_TOKENS = ("scenes",), 400
+"""The kind whose captions can be told apart after minutes of training, without reading; its few words, as a vocabulary."""
 PackedMode = Literal["drawn", "rapid", "balanced", "high"]
 
 
@@ -131,7 +133,7 @@ class ContrastiveRuns:
 
     @cached_property
     def held_out(self) -> Path:
-        return draw(self.folder, self.kinds, max(20, self.count // 20), "held_out")
+        return draw(self.folder, self.kinds, max(20, self.count // 8), "held_out")
 
     def scores(self, vision: VisionConfig, objective: ContrastiveConfig, steps: int, seed: int, name: str) -> dict[str, Any]:
         """Return the zero-shot accuracy after a run in the folder `name`, and its steps."""
