@@ -51,7 +51,7 @@ class Steps:
     vocabulary: int | None = None
 
 
-FULL = Steps(text=600, continued=300, clip=200, joint=400, adaptation=600, examples=12_000, count=1_000)
+FULL = Steps(text=400, continued=200, clip=60, joint=150, adaptation=300, examples=12_000, count=500)
 QUICK = Steps(text=2, continued=2, clip=1, joint=1, adaptation=2, examples=40, count=20, vocabulary=FEW_TOKENS)
 
 

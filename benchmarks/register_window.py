@@ -54,7 +54,7 @@ def with_scope(vision: VisionConfig, scope: ScopeConfig) -> VisionConfig:
 
 
 def measure(runs: ContrastiveRuns, base: VisionConfig, steps: int, seeds: range) -> dict[str, Any]:
-    objective = ContrastiveConfig()
+    objective = ContrastiveConfig(kept=0.5, unmasked_share=0.1)  # of each window, to train on more pairs
     encoders = variants(base)
     rates = {name: runs.rate(vision, objective, f"rate-{name}") for name, vision in encoders.items()}
     scores: dict[str, list[dict[str, Any]]] = {name: [] for name in encoders}
