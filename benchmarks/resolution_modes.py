@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import FEW_KINDS, FEW_TOKENS, SCENES, draw, home, multimodal, trained, with_vocabulary
+from shared.vision_runs import FEW_KINDS, FEW_TOKENS, SCENE_TOKENS, SCENES, draw, home, multimodal, trained, with_vocabulary
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
@@ -89,7 +89,7 @@ class Size:
     vocabulary: int | None = None
 
 
-FULL = Size(model="nano", kinds=SCENES, count=4_000, steps=900, rounds=9, row_tokens=2048, vocabulary=800)
+FULL = Size(model="nano", kinds=SCENES, count=4_000, steps=900, rounds=9, row_tokens=2048, vocabulary=SCENE_TOKENS)
 QUICK = Size(model="micro", kinds=FEW_KINDS, count=20, steps=2, rounds=2, row_tokens=1024, vocabulary=FEW_TOKENS)
 
 
