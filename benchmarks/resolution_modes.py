@@ -89,7 +89,7 @@ class Size:
     vocabulary: int | None = None
 
 
-FULL = Size(model="nano", kinds=SCENES, count=4_000, steps=900, rounds=9, row_tokens=2048, vocabulary=SCENE_TOKENS)
+FULL = Size(model="nano", kinds=SCENES, count=4_000, steps=450, rounds=9, row_tokens=2048, vocabulary=SCENE_TOKENS)
 QUICK = Size(model="micro", kinds=FEW_KINDS, count=20, steps=2, rounds=2, row_tokens=1024, vocabulary=FEW_TOKENS)
 
 
