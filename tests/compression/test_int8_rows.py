@@ -27,7 +27,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_rows_are_rounded_to_half_a_step(bundle: Bundle) -> None:
     tensors = bundle.tensors() | {"vision.patch.weight": np.zeros((3, 4), np.float32)}
     rounded, numerics = with_vision_in_8_bits(tensors, FULL_PRECISION)
-    assert numerics == Numerics(vision="int8_per_row")
+    assert numerics == Numerics(vision="int8_per_row_and_token")
     decoded = with_vision_in_float(rounded, numerics)
     assert decoded.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -51,7 +51,7 @@ def test_a_text_models_tensors_stay() -> None:
 def test_a_compressed_bundle_sees_as_the_original(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path))
     small = open_bundle(compress(bundle, compression_config("int2"), "small").bundle)
-    assert small.numerics.vision == "int8_per_row"
+    assert small.numerics.vision == "int8_per_row_and_token"
     stored = [
         sum(t.data.nbytes for name, t in b.stored_tensors.items() if name.startswith("vision.layers"))
         for b in (small, bundle)

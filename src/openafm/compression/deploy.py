@@ -9,6 +9,7 @@ Shapes: R outputs, C inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from openafm.compression.errors import CompressionError
 from openafm.compression.group_linear import GroupedProduct, GroupLinear
 from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
 from openafm.compression.int4_embedding import quantize_embedding
-from openafm.compression.int8_rows import with_vision_in_float
+from openafm.compression.int8_rows import is_vision, with_vision_for_products
 from openafm.compression.keys_values import keep_in
 from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, layer_matrices, replace_linears
 from openafm.compression.numerics import Numerics
@@ -37,11 +38,11 @@ _LEVEL_SETS: dict[str, LevelSetConfig] = {"int2_balanced": BalancedLevels(), "in
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8_per_token": torch.float32}
 
 
+@dataclass(frozen=True)
 class FixedRounding:
     """Activation rounding of a deployed model: always on or always off."""
 
-    def __init__(self, numerics: Numerics) -> None:
-        self.active = numerics.activations == "int8_per_token"
+    active: bool
 
 
 @torch.no_grad()
@@ -71,8 +72,10 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
     with torch.device("meta"):
         decoder = config.build()
     decoder.compute_dtype = _DTYPES[numerics.activations]
-    rounding = FixedRounding(numerics)
-    rest = with_vision_in_float(arrays, numerics)
+    rounding = FixedRounding(numerics.activations == "int8_per_token")
+    rest = with_vision_for_products(arrays, numerics)
+    if numerics.rounds_vision:
+        _put_vision_integers(decoder, rest, device)
     if numerics.weights == "astc_6x6":
         for name, weight in layer_matrices(decoder).items():
             rest[name] = _decoded(name, tuple(weight.shape), rest)
@@ -114,6 +117,16 @@ def _put_integers(
         elif format in FORMATS:
             matrix = _grouped(f"{name}.weight", arrays, FORMATS[format], (linear.out_dim, linear.in_dim))
             built[name] = GroupLinear(linear, GroupedProduct(matrix, rounding, device))
+    replace_linears(decoder, built)
+
+
+def _put_vision_integers(decoder: Decoder, arrays: dict[str, NDArray[Any]], device: torch.device | None) -> None:
+    """Replace the Linears of the vision encoder and its adapter whose inputs are rounded, and remove their arrays."""
+    built: dict[str, torch.nn.Module] = {}
+    for name, module in decoder.named_modules():
+        if isinstance(module, Linear) and is_vision(name) and f"{name}.weight.scale" in arrays:
+            matrix = _grouped(f"{name}.weight", arrays, FORMATS["int8_per_row"], (module.out_dim, module.in_dim))
+            built[name] = GroupLinear(module, GroupedProduct(matrix, FixedRounding(True), device))
     replace_linears(decoder, built)
 
 

@@ -1,7 +1,8 @@
 """Vision weights in 8 bits: the matrices of the vision encoder and its adapter, with one scale for each row.
 
 Tensors: `<matrix>.weight` I8 [R, C] with `<matrix>.weight.scale` F32 [R]. Biases, norms, positions and registers stay in
-fp32. Imports no tensor library.
+fp32. With the numerics `int8_per_row_and_token`, engines round the inputs of these matrices as well, except pixels, and
+inputs that do not divide into blocks of 32. Imports no tensor library.
 
 Shapes: R outputs, C inputs.
 """
@@ -19,7 +20,9 @@ from openafm.compression.numerics import Numerics
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 _PREFIXES = ("vision.", "adapter.")
+_PIXELS = "vision.patch.weight"
 _LARGEST = 127
+_BLOCK = 32
 
 
 def is_vision(name: str) -> bool:
@@ -39,7 +42,7 @@ def with_vision_in_8_bits(tensors: Arrays, numerics: Numerics) -> tuple[dict[str
         rounded[name] = np.rint(weight_RC / scale_R[:, None]).astype(np.int8)
         rounded[f"{name}.scale"] = scale_R
     has_vision = any(map(is_vision, tensors))
-    return rounded, replace(numerics, vision="int8_per_row") if has_vision else numerics
+    return rounded, replace(numerics, vision="int8_per_row_and_token") if has_vision else numerics
 
 
 def with_vision_in_float(tensors: Arrays, numerics: Numerics) -> dict[str, NDArray[Any]]:
@@ -48,9 +51,29 @@ def with_vision_in_float(tensors: Arrays, numerics: Numerics) -> dict[str, NDArr
     Raises:
         KeyError, ValueError: a scale is missing, or does not fit its matrix.
     """
-    if numerics.vision == "float32":
-        return dict(tensors)
-    scales = {f"{name}.scale" for name in tensors if is_vision(name)} & tensors.keys()
+    return dict(tensors) if numerics.vision == "float32" else _decoded(tensors, _scales(tensors))
+
+
+def with_vision_for_products(tensors: Arrays, numerics: Numerics) -> dict[str, NDArray[Any]]:
+    """Return tensors as engines multiply them: matrices whose inputs are rounded as they are stored, others in fp32.
+
+    Raises:
+        KeyError, ValueError: a scale is missing, or does not fit its matrix.
+    """
+    if not numerics.rounds_vision:
+        return with_vision_in_float(tensors, numerics)
+    return _decoded(tensors, {scale for scale in _scales(tensors) if not _is_rounded(scale.removesuffix(".scale"), tensors)})
+
+
+def _is_rounded(name: str, tensors: Arrays) -> bool:
+    return name != _PIXELS and tensors[name].shape[1] % _BLOCK == 0
+
+
+def _scales(tensors: Arrays) -> set[str]:
+    return {f"{name}.scale" for name in tensors if is_vision(name)} & tensors.keys()
+
+
+def _decoded(tensors: Arrays, scales: set[str]) -> dict[str, NDArray[Any]]:
     decoded = {name: tensor for name, tensor in tensors.items() if name not in scales}
     for scale in scales:
         name = scale.removesuffix(".scale")

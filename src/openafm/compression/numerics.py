@@ -23,7 +23,7 @@ GroupedNumerics: TypeAlias = Literal[
 WeightNumerics: TypeAlias = Literal["float32", "bfloat16", "int2_balanced", "int2_unbalanced", "astc_6x6"] | GroupedNumerics
 EmbeddingNumerics: TypeAlias = Literal["float32", "bfloat16"] | GroupedNumerics
 ActivationNumerics: TypeAlias = Literal["float32", "bfloat16", "int8_per_token"]
-VisionNumerics: TypeAlias = Literal["float32", "int8_per_row"]
+VisionNumerics: TypeAlias = Literal["float32", "int8_per_row", "int8_per_row_and_token"]
 _INTEGERS = ("int2_", "int4_", "int8_")
 
 
@@ -49,8 +49,9 @@ class Numerics(Config):
     int8_per_token: inputs of matrices with integer codes are rounded to symmetric 8 bits with one fp32 scale per token, and
     products with codes are summed as integers; everything else is fp32 (compression/exact.py). Matrices in bfloat16 then
     multiply unrounded fp32 inputs. `vision` is the format of the matrices of a vision encoder and its adapter; they are
-    computed in the dtype of `activations`, or in fp32. int8_per_row: code times an fp32 scale of the row
-    (compression/int8_rows.py).
+    computed in the dtype of `activations`, or in fp32. int8_per_row: code times an fp32 scale of the row. With
+    int8_per_row_and_token the inputs of these matrices are also rounded to 8 bits with one scale per token; the embedding of
+    patches stays in fp32 (compression/int8_rows.py).
     """
 
     weights: WeightNumerics = "float32"
@@ -74,6 +75,11 @@ class Numerics(Config):
     def multiplies_integers(self) -> bool:
         """Whether matrices multiply integers: codes and rounded activations."""
         return self.weights.startswith(_INTEGERS) and self.activations == "int8_per_token"
+
+    @property
+    def rounds_vision(self) -> bool:
+        """Whether the matrices of the vision encoder and its adapter multiply rounded inputs."""
+        return self.vision == "int8_per_row_and_token"
 
     @property
     def is_compressed(self) -> bool:

@@ -13,8 +13,15 @@ import torch
 from native_bundles import CONFIG, write_compressed, write_random_adapter
 
 from openafm.bundle import Bundle
+from openafm.compression.deploy import FixedRounding, build_decoder
+from openafm.compression.group_linear import GroupedProduct, GroupLinear
+from openafm.compression.grouped import FORMATS, GroupedMatrix
+from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits
+from openafm.compression.numerics import FULL_PRECISION
+from openafm.models.layers import Linear
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, WindowScopeConfig
 from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import adapter_for, windowed_encoder
 from openafm.runtime.engines.base import InsertedEmbeddings, InsertedEmbeddingsError
@@ -109,6 +116,82 @@ def test_products_and_norms_equal_torch_on_all_kernels(num_inputs: int, num_outp
         assert relative(parts.norm("norm", 1e-6, x_TI), norm) < 5e-6
         with pytest.raises(ValueError, match=f"up has {num_inputs} inputs, got rows of {num_inputs + 1}"):
             parts.linear("up", np.zeros((2, num_inputs + 1), np.float32))
+
+
+def rounded_weights(num_outputs: int, num_inputs: int, name: str) -> tuple[dict[str, np.ndarray], GroupLinear]:
+    """Codes of 8 bits for the native kernels, and the Linear that multiplies them in torch."""
+    rng = np.random.default_rng(num_outputs)
+    codes_RI = rng.integers(-127, 128, (num_outputs, num_inputs)).astype(np.int8)
+    scale_R, bias_R = (rng.uniform(0.001, 0.01, num_outputs).astype(np.float32) for _ in range(2))
+    linear = Linear(num_inputs, num_outputs, bias=True)
+    linear.bias.data = torch.tensor(bias_R)
+    matrix = GroupedMatrix(format=FORMATS["int8_per_row"], codes_RC=codes_RI, scale=scale_R, minimum_RG=None)
+    tensors = {f"{name}.weight": codes_RI, f"{name}.weight.scale": scale_R, f"{name}.bias": bias_R}
+    return tensors, GroupLinear(linear, GroupedProduct(matrix, FixedRounding(True)))
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 6, 13, 97, 200])
+@pytest.mark.parametrize(("num_inputs", "num_outputs"), [(32, 3), (96, 64), (384, 200)])
+def test_products_with_8_bits_have_the_bits_of_torch_on_all_kernels(num_inputs: int, num_outputs: int, num_rows: int) -> None:
+    weights, linear = rounded_weights(num_outputs, num_inputs, "up")
+    x_TI = np.random.default_rng(num_rows).normal(size=(num_rows, num_inputs)).astype(np.float32)
+    with torch.no_grad():
+        expected = linear(torch.tensor(x_TI))
+    for kernels, threads in kernels_and_threads():
+        parts = parts_of(weights, threads, kernels)
+        assert np.array_equal(parts.linear("up", x_TI), expected.numpy())
+        assert relative(parts.linear("up", x_TI, has_gelu=True), torch.nn.functional.gelu(expected)) < 2e-6
+
+
+@pytest.mark.parametrize("num_rows", [1, 97, 200])
+@pytest.mark.parametrize("has_codes", [False, True])
+def test_a_feed_forward_equals_torch_on_all_kernels(has_codes: bool, num_rows: int) -> None:
+    dim, mlp_dim = 64, 96
+    (up_weights, up), (down_weights, down) = rounded_weights(mlp_dim, dim, "up"), rounded_weights(dim, mlp_dim, "down")
+    weights = up_weights | down_weights
+    if not has_codes:
+        for name in ("up", "down"):
+            scale_R = weights.pop(f"{name}.weight.scale")
+            weights[f"{name}.weight"] = weights[f"{name}.weight"] * scale_R[:, None]
+    rng = np.random.default_rng(num_rows)
+    weights |= {name: rng.uniform(0.5, 1.5, dim).astype(np.float32) for name in ("norm.weight", "norm.bias")}
+    w = {name: torch.tensor(each) for name, each in weights.items()}
+    x_TD = rng.normal(size=(num_rows, dim)).astype(np.float32)
+    x = torch.tensor(x_TD)
+    with torch.no_grad():
+        normed = torch.nn.functional.layer_norm(x, (dim,), w["norm.weight"], w["norm.bias"], 1e-6)
+        if has_codes:
+            expected = x + down(torch.nn.functional.gelu(up(normed)))
+        else:
+            hidden = torch.nn.functional.gelu(torch.nn.functional.linear(normed, w["up.weight"], w["up.bias"]))
+            expected = x + torch.nn.functional.linear(hidden, w["down.weight"], w["down.bias"])
+    for kernels, threads in kernels_and_threads():
+        found = parts_of(weights, threads, kernels).feed_forward("norm", "up", "down", 1e-6, x_TD)
+        if has_codes:  # norms and GELU differ in their last bits, so that a few inputs round to the next integer
+            assert relative(found, expected) < 2e-2
+            assert np.abs(found - expected.numpy()).mean() < 2e-4 * np.abs(expected.numpy()).mean()
+        else:
+            assert relative(found, expected) < 5e-6
+
+
+@pytest.mark.parametrize("layer_scale", [None, 0.5])
+def test_the_tower_in_8_bits_equals_the_torch_modules(layer_scale: float | None) -> None:
+    layers = tuple(replace(layer, layer_scale=layer_scale, mlp_dim=64) for layer in VISION.layers)
+    config = seeing(replace(VISION, layers=layers))
+    tensors = {name: weight.detach().numpy() for name, weight in config.build(seed=5).state_dict().items()}
+    stored, numerics = with_vision_in_8_bits(tensors, FULL_PRECISION)
+    assert numerics.rounds_vision
+    model = build_decoder(config, numerics, stored)
+    assert isinstance(model, MultimodalDecoder)
+    rounded = {name for name, module in model.named_modules() if isinstance(module, GroupLinear)}
+    assert len(rounded) == 4 * (len(layers) + 1) + 2
+    with torch.no_grad():
+        expected = model.encode_images(torch.tensor(views(2, 32)), 4).numpy()
+        exact = build_decoder(config, FULL_PRECISION, tensors).encode_images(torch.tensor(views(2, 32)), 4).numpy()  # type: ignore[operator]
+    found = VisionTower(config, with_vision_for_products(stored, numerics)).encode(views(2, 32), 4)
+    scale = np.linalg.norm(exact)
+    assert np.linalg.norm(found - expected) < 1e-2 * scale  # inputs that round to the next integer; products have equal bits
+    assert 1e-2 * scale < np.linalg.norm(expected - exact) < 5e-2 * scale
 
 
 @pytest.mark.parametrize(("shared", "windows", "own", "heads", "head_dim"), [(0, 1, 120, 2, 32), (3, 4, 13, 3, 12)])

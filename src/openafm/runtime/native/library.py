@@ -11,7 +11,7 @@ from typing import Any
 from openafm.core.native_build import NativeBuildError
 from openafm.runtime.native.build import built_library
 
-VERSION = 12
+VERSION = 13
 
 
 class MatrixStruct(Structure):
@@ -102,7 +102,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_tower_new": (c_void_p, (c_int32, c_char_p)),
     "oa_tower_free": (None, (c_void_p,)),
     "oa_tower_norm": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_float, c_void_p)),
-    "oa_tower_product": (None, (c_void_p, POINTER(MatrixStruct), c_int32, c_void_p, c_int32, c_void_p)),
+    "oa_tower_product": (c_int32, (c_void_p, POINTER(MatrixStruct), c_int32, c_void_p, c_int32, c_void_p)),
+    "oa_tower_feed_forward": (
+        c_int32,
+        (c_void_p, POINTER(MatrixStruct), POINTER(MatrixStruct), c_void_p, c_void_p, c_float, c_void_p, c_int32, c_void_p),
+    ),
     "oa_tower_attend": (c_int32, (c_void_p, c_void_p, *(c_int32,) * 5, c_void_p)),
     "oa_row": (None, (POINTER(MatrixStruct), c_int32, c_void_p)),
     "oa_round": (None, (c_void_p, c_void_p, c_int32, c_void_p, POINTER(c_float), POINTER(c_int32))),

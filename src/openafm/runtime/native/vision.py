@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
-from openafm.compression.int8_rows import with_vision_in_float
+from openafm.compression.int8_rows import with_vision_for_products
 from openafm.models.vision.config import (
     GlobalScopeConfig,
     RegisterWindowScopeConfig,
@@ -25,7 +25,7 @@ from openafm.models.vision.config import (
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.pooling import pooling_of_taps
-from openafm.runtime.native.vision_parts import TowerParts
+from openafm.runtime.native.vision_parts import TowerParts, Weights
 
 Floats = NDArray[np.float32]
 _CUBIC = -0.75  # the coefficient of torch's bicubic interpolation
@@ -43,7 +43,7 @@ class LazyVisionTower:
         """See `VisionTower.encode`. The bundle's config is a `MultimodalConfig`."""
         with self._loading:
             if self._tower is None:
-                tensors = with_vision_in_float(self._bundle.tensors(), self._bundle.numerics)
+                tensors = with_vision_for_products(self._bundle.tensors(), self._bundle.numerics)
                 config = cast(MultimodalConfig, self._bundle.config)
                 self._tower = VisionTower(config, tensors, num_threads=self._num_threads, kernels=self._kernels)
             tower = self._tower
@@ -56,9 +56,10 @@ class LazyVisionTower:
 
 
 class VisionTower:
-    """Encodes views as the embeddings of image tokens. `tensors` are the bundle's, in fp32.
+    """Encodes views as the embeddings of image tokens.
 
     Args:
+        tensors: the bundle's, in fp32; matrices with rounded inputs in int8 with their scales.
         kernels: name of a kernel set; None for the best of this processor.
     """
 
@@ -71,8 +72,8 @@ class VisionTower:
         kernels: str | None = None,
     ) -> None:
         self._config, self._vision = config, config.vision
-        self._weights = {
-            name: np.ascontiguousarray(tensor, np.float32)
+        self._weights: Weights = {
+            name: np.ascontiguousarray(tensor, np.int8 if tensor.dtype == np.int8 else np.float32)
             for name, tensor in tensors.items()
             if name.startswith(("vision.", "adapter."))
         }
@@ -122,7 +123,11 @@ class VisionTower:
             scale_D = self._weights.pop(name)
             layer, _, kind = name.rpartition(".")
             matrix = f"{layer}.output" if kind == "attention_scale" else f"{layer}.down"
-            self._weights[f"{matrix}.weight"] = self._weights[f"{matrix}.weight"] * scale_D[:, None]
+            row_scales = f"{matrix}.weight.scale"
+            if row_scales in self._weights:
+                self._weights[row_scales] = self._weights[row_scales] * scale_D
+            else:
+                self._weights[f"{matrix}.weight"] = self._weights[f"{matrix}.weight"] * scale_D[:, None]
             self._weights[f"{matrix}.bias"] = self._weights[f"{matrix}.bias"] * scale_D
 
     def _embedded(self, views_VYXC: NDArray[np.uint8]) -> Floats:
@@ -153,10 +158,7 @@ class VisionTower:
         o_TD = self._attended(config, qkv_TD.reshape(len(x_TD), 3, config.num_heads, -1), num_windows)
         attended_TD = parts.linear(f"{name}.output", o_TD)
         attended_TD += x_TD
-        hidden_TF = parts.linear(f"{name}.up", parts.norm(f"{name}.mlp_norm", eps, attended_TD), has_gelu=True)
-        y_TD = parts.linear(f"{name}.down", hidden_TF)
-        y_TD += attended_TD
-        return y_TD
+        return parts.feed_forward(f"{name}.mlp_norm", f"{name}.up", f"{name}.down", eps, attended_TD)
 
     def _attended(self, config: VisionLayerConfig, qkv_T3HC: Floats, num_windows: int) -> Floats:
         """Return the attention output of all tokens of a view, [T, D]; see `models.vision.scopes`."""

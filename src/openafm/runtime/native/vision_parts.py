@@ -1,4 +1,6 @@
-"""Products, norms and attention of the vision encoder in the native library (source/vision.cpp), in fp32.
+"""Products, norms and attention of the vision encoder in the native library (source/vision.cpp).
+
+Everything is fp32 but products with matrices in 8 bits, whose inputs are rounded to 8 bits with one scale per token.
 
 Shapes: T tokens, I inputs and R outputs of a matrix, D encoder dim, N windows of S tokens, H heads, C head dim.
 """
@@ -7,16 +9,18 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.processes import finalize
 from openafm.runtime.native.library import MatrixStruct, kernel_names, native_library
-from openafm.runtime.native.matrix_layout import FLOAT32, TILE_ROWS
+from openafm.runtime.native.matrix_layout import FLOAT32, INT8, PANEL_ROWS, TILE_ROWS
 from openafm.runtime.native.model import OutOfMemoryError
 
 Floats = NDArray[np.float32]
+Weights = dict[str, NDArray[np.float32] | NDArray[np.int8]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +28,17 @@ class _Matrix:
     """A matrix in the kernels' layout, and the struct that points to it."""
 
     struct: MatrixStruct
-    tiles: Floats
+    tiles: NDArray[Any]
     bias_R: Floats
+    scale_R: Floats | None = None
 
 
 class TowerParts:
     """Computes with named weights: `NAME.weight` [R, I] and `NAME.bias` [R] of matrices and norms.
 
     Args:
-        weights: contiguous fp32 arrays. Matrices are removed here when they are converted, at their first use.
+        weights: contiguous fp32 arrays; of matrices also int8 with `NAME.weight.scale` [R], where I divides into blocks of 32.
+            Matrices are removed here when they are converted, at their first use.
         kernels: name of a kernel set; None for the best of this processor.
 
     Raises:
@@ -40,7 +46,7 @@ class TowerParts:
         OutOfMemoryError: the threads cannot be started, or the processor lacks the kernel set.
     """
 
-    def __init__(self, weights: dict[str, Floats], num_threads: int, kernels: str | None) -> None:
+    def __init__(self, weights: Weights, num_threads: int, kernels: str | None) -> None:
         self._weights, self._matrices = weights, dict[str, _Matrix]()
         self._library = native_library()
         self._handle = self._library.oa_tower_new(num_threads, None if kernels is None else kernels.encode())
@@ -51,19 +57,38 @@ class TowerParts:
         finalize(self, self._library.oa_tower_free, self._handle)
 
     def linear(self, name: str, x: NDArray[np.float32], *, has_gelu: bool = False) -> Floats:
-        """Return x [..., I] times the matrix plus its bias, [..., R], and GELU of that with `has_gelu`."""
-        matrix = self._matrices.get(name)
-        if matrix is None:
-            matrix = self._matrices[name] = self._packed(name)
+        """Return x [..., I] times the matrix plus its bias, [..., R], and GELU of that with `has_gelu`.
+
+        Raises:
+            ValueError: the rows have another number of inputs than the matrix.
+            OutOfMemoryError: there is no memory for the rounded inputs.
+        """
+        matrix = self._matrix(name)
         num_inputs = matrix.struct.num_inputs
         if x.shape[-1] != num_inputs:
             raise ValueError(f"{name} has {num_inputs} inputs, got rows of {x.shape[-1]}")
         x_TI = np.ascontiguousarray(x.reshape(-1, num_inputs), np.float32)
         y_TR = np.empty((len(x_TI), matrix.struct.num_outputs), np.float32)
-        self._library.oa_tower_product(
-            self._handle, ctypes.byref(matrix.struct), has_gelu, x_TI.ctypes.data, len(x_TI), y_TR.ctypes.data
-        )
+        rows = (x_TI.ctypes.data, len(x_TI), y_TR.ctypes.data)
+        if self._library.oa_tower_product(self._handle, ctypes.byref(matrix.struct), has_gelu, *rows):
+            raise OutOfMemoryError(f"no memory for the rounded inputs of {len(x_TI)} image tokens")
         return y_TR.reshape(*x.shape[:-1], -1)
+
+    def feed_forward(self, norm: str, up: str, down: str, eps: float, x_TD: Floats) -> Floats:
+        """Return x plus the feed-forward of its layer norm, with GELU between the two products.
+
+        Raises:
+            OutOfMemoryError: there is no memory for the rows between the products.
+        """
+        first, second = self._matrix(up), self._matrix(down)
+        x_TD = np.ascontiguousarray(x_TD)
+        y_TD = np.empty_like(x_TD)
+        matrices = (ctypes.byref(first.struct), ctypes.byref(second.struct))
+        vectors = (self._weights[f"{norm}.weight"].ctypes.data, self._weights[f"{norm}.bias"].ctypes.data)
+        rows = (x_TD.ctypes.data, len(x_TD), y_TD.ctypes.data)
+        if self._library.oa_tower_feed_forward(self._handle, *matrices, *vectors, eps, *rows):
+            raise OutOfMemoryError("no memory for the feed-forward of image tokens")
+        return y_TD
 
     def norm(self, name: str, eps: float, x_TD: Floats) -> Floats:
         """Return the layer norm of each row."""
@@ -91,8 +116,15 @@ class TowerParts:
             raise OutOfMemoryError(f"no memory for the attention of {window_tokens} image tokens")
         return o_NSD
 
+    def _matrix(self, name: str) -> _Matrix:
+        if name not in self._matrices:
+            self._matrices[name] = self._packed(name)
+        return self._matrices[name]
+
     def _packed(self, name: str) -> _Matrix:
-        weight_RI, bias_R = self._weights.pop(f"{name}.weight"), self._weights[f"{name}.bias"]
+        weight_RI, bias_R = self._weights.pop(f"{name}.weight"), cast(Floats, self._weights[f"{name}.bias"])
+        if weight_RI.dtype == np.int8:
+            return self._packed_codes(weight_RI, cast(Floats, self._weights.pop(f"{name}.weight.scale")), bias_R)
         num_outputs, num_inputs = weight_RI.shape
         tiles = np.zeros(-(-num_outputs // TILE_ROWS) * TILE_ROWS * num_inputs, np.float32)
         self._library.oa_pack_float32(weight_RI.ctypes.data, num_outputs, num_inputs, tiles.ctypes.data)
@@ -104,3 +136,18 @@ class TowerParts:
             num_inputs=num_inputs,
         )
         return _Matrix(struct=struct, tiles=tiles, bias_R=bias_R)
+
+    def _packed_codes(self, codes_RI: NDArray[Any], scale_R: Floats, bias_R: Floats) -> _Matrix:
+        num_outputs, num_inputs = codes_RI.shape
+        tiles = np.zeros(-(-num_outputs // TILE_ROWS) * TILE_ROWS * num_inputs, np.uint8)
+        self._library.oa_pack_groups(codes_RI.ctypes.data, None, None, num_outputs, num_inputs, 8, 0, tiles.ctypes.data)
+        padded_R = np.pad(scale_R, (0, -num_outputs % PANEL_ROWS))
+        struct = MatrixStruct(
+            codes=tiles.ctypes.data,
+            scales=padded_R.ctypes.data,
+            bias=bias_R.ctypes.data,
+            kind=INT8,
+            num_outputs=num_outputs,
+            num_inputs=num_inputs,
+        )
+        return _Matrix(struct=struct, tiles=tiles, bias_R=bias_R, scale_R=padded_R)

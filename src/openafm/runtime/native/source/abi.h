@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 12
+#define OA_VERSION 13
 
 extern "C" {
 
@@ -121,16 +121,20 @@ OA_EXPORT void oa_pack_groups(const uint8_t *stored, const uint16_t *scales, con
 OA_EXPORT void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int32_t num_inputs, uint16_t *tiles);
 OA_EXPORT void oa_pack_float32(const float *stored, int32_t num_outputs, int32_t num_inputs, float *tiles);
 
-// The parts of a vision encoder, in fp32, with threads of its own. One call at a time. `kernels` as for a model; returns null if
+// The parts of a vision encoder, in fp32 between products, with threads of its own. One call at a time. `kernels` as for a model; returns null if
 // memory is exhausted or the kernel set is not supported.
 OA_EXPORT OaTower *oa_tower_new(int32_t num_threads, const char *kernels);
 OA_EXPORT void oa_tower_free(OaTower *tower);
 // Layer norms y of rows x [N, dim].
 OA_EXPORT void oa_tower_norm(OaTower *tower, const float *x, const float *weight, const float *bias, int32_t num_rows,
                              int32_t dim, float eps, float *y);
-// y [N, R] = x [N, I] times an fp32 matrix plus its bias, and GELU of that with `has_gelu`.
-OA_EXPORT void oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows,
-                                float *y);
+// y [N, R] = x [N, I] times a matrix plus its bias, and GELU of that with `has_gelu`. A matrix is fp32, or has 8 bits with a scale
+// for each row; its inputs are then rounded to 8 bits. Returns 0, or 1 if memory is exhausted.
+OA_EXPORT int32_t oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows,
+                                   float *y);
+// y [N, D] = x + down(gelu(up(layer norm of x))).
+OA_EXPORT int32_t oa_tower_feed_forward(OaTower *tower, const OaMatrix *up, const OaMatrix *down, const float *norm_weight,
+                                        const float *norm_bias, float eps, const float *x, int32_t num_rows, float *y);
 // Attention within each window, y [windows, tokens of a window, H, C], of qkv [rows, 3, H, C]. A window has the first `num_shared`
 // rows and then `window_tokens` of its own. Returns 0, or 1 if memory is exhausted.
 OA_EXPORT int32_t oa_tower_attend(OaTower *tower, const float *qkv, int32_t num_shared, int32_t num_windows,

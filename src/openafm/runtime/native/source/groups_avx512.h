@@ -7,6 +7,8 @@
 
 namespace {
 
+enum { WHOLE_ROWS = 6 };
+
 // Products of a block of 32 inputs of T tiles with N rows, into A sums each. Signed codes of 8 bits become unsigned by adding 128.
 template <int BITS, int N, int T, int A>
 inline void add_block(const uint8_t *const *codes, const int8_t *const *a, int at, __m512i (*acc)[N][A]) {
@@ -15,19 +17,19 @@ inline void add_block(const uint8_t *const *codes, const int8_t *const *a, int a
 #pragma GCC unroll 8
     for (int v = 0; v < BITS; v++) {
         __m512i bytes[T][2];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int t = 0; t < T; t++) {
             const __m512i w = _mm512_loadu_si512(codes[t] + v * 64);
             if (N == 1) fetch_once(codes[t] + v * 64);
             bytes[t][0] = BITS == 4 ? _mm512_and_si512(w, mask) : _mm512_xor_si512(w, flip);
             if (BITS == 4) bytes[t][1] = _mm512_and_si512(_mm512_srli_epi16(w, 4), mask);
         }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int n = 0; n < N; n++)
 #pragma GCC unroll 2
             for (int part = 0; part < PARTS; part++) {
                 const __m512i x = broadcast(a[n] + at + (v * PARTS + part) * 4);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int t = 0; t < T; t++) add_products(acc[t][n][(v * PARTS + part) % A], bytes[t][part], x);
             }
     }
@@ -50,9 +52,9 @@ void grouped_tile(const OaMatrix &matrix, const Groups &groups, int tile, const 
     for (int g = 0; g < groups.count; g++) {
         __m512i acc[T][N][A];
         const int32_t *group_sums = sums + row * groups.count + g;
-#pragma GCC unroll 2
-        for (int t = 0; t < T; t++)
 #pragma GCC unroll 4
+        for (int t = 0; t < T; t++)
+#pragma GCC unroll 6
             for (int n = 0; n < N; n++) {
                 acc[t][n][A - 1] = _mm512_setzero_si512();
                 acc[t][n][0] = matrix.has_minimum ? _mm512_setzero_si512() : _mm512_set1_epi32(group_sums[n * groups.count]);
@@ -92,7 +94,8 @@ void sums_of_groups(const OaMatrix &matrix, const Groups &groups, const Rounded 
     const int32_t factor = matrix.has_minimum ? 1 : -(matrix.kind == OA_INT4 ? (int32_t)INT4_MIDDLE : 128);
     sums.resize((size_t)x.num_rows * groups.count);
     for (int64_t row = 0; row < x.num_rows; row++)
-        for (int g = 0; g < groups.count; g++) sums[row * groups.count + g] = factor * sum_of_group(x, row, groups, g);
+        for (int g = 0; g < groups.count; g++)
+            sums[row * groups.count + g] = factor * (groups.count == 1 ? x.sums[row] : sum_of_group(x, row, groups, g));
 }
 
 template <int BITS, int T>
@@ -107,12 +110,31 @@ void grouped_rows(const OaMatrix &matrix, const Groups &groups, int tile, const 
     }
 }
 
+// Codes of 8 bits with a scale for each row, times many rows: the sums of WHOLE_ROWS rows and four tiles fill the registers.
+void whole_rows(const OaMatrix &matrix, const Groups &groups, int tile, const Rounded &x, const int32_t *sums, float *y, int64_t stride) {
+    typedef void (*Multiply)(const OaMatrix &, const Groups &, int, const Rounded &, const int32_t *, int64_t, float *, int64_t);
+    static const Multiply multiply[WHOLE_ROWS + 1] = {0,
+                                                      grouped_tile<8, 1, 4>,
+                                                      grouped_tile<8, 2, 4>,
+                                                      grouped_tile<8, 3, 4>,
+                                                      grouped_tile<8, 4, 4>,
+                                                      grouped_tile<8, 5, 4>,
+                                                      grouped_tile<8, 6, 4>};
+    for (int row = 0, count; row < x.num_rows; row += count) {
+        const int left = x.num_rows - row, parts = (left + WHOLE_ROWS - 1) / WHOLE_ROWS;
+        count = (left + parts - 1) / parts;
+        multiply[count](matrix, groups, tile, x, sums, row, y, stride);
+    }
+}
+
 template <int BITS>
 void grouped_tiles(const OaMatrix &matrix, const Rounded &x, int first, int last, float *y, int64_t stride) {
     static thread_local std::vector<int32_t> sums;
     const Groups groups(matrix);
     sums_of_groups(matrix, groups, x, sums);
     int tile = first;
+    if (BITS == 8 && !matrix.group && x.num_rows >= WHOLE_ROWS)
+        for (; tile + 4 <= last; tile += 4) whole_rows(matrix, groups, tile, x, sums.data(), y, stride);
     if (x.num_rows > 1)
         for (; tile + 2 <= last; tile += 2) grouped_rows<BITS, 2>(matrix, groups, tile, x, sums.data(), y, stride);
     for (; tile < last; tile++) grouped_rows<BITS, 1>(matrix, groups, tile, x, sums.data(), y, stride);

@@ -18,8 +18,6 @@ const Kernels *const all_kernels[] = {
     &portable_kernels,
 };
 
-int padded(int n) { return (n + 63) / 64 * 64; }
-
 bool is_integer(const OaMatrix &matrix) { return matrix.kind != OA_BFLOAT16 && matrix.kind != OA_FLOAT32; }
 
 }  // namespace

@@ -89,6 +89,9 @@ private:
     std::vector<double> states_;
 };
 
+// Inputs of a row of rounded activations, with their padding.
+static inline int padded(int num_inputs) { return (num_inputs + 63) / 64 * 64; }
+
 static inline int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
 
 struct OaModel {

@@ -1,4 +1,5 @@
-// The parts of a vision encoder and its adapter: norms, products and attention of the tokens of one view, in fp32.
+// The parts of a vision encoder and its adapter: norms, products and attention of the tokens of one view. All is fp32 but products
+// with codes of 8 bits, whose inputs are rounded to 8 bits.
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +9,11 @@
 
 namespace {
 
-enum { QUERIES_OF_BLOCK = 48 };
+enum {
+    QUERIES_OF_BLOCK = 48,
+    ROWS_OF_BLOCK = 96,  // rows whose inputs and outputs stay in the L2 cache from product to product
+    TILES_OF_PANEL = PANEL_ROWS / TILE_ROWS
+};
 
 int tiles_of(int num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS; }
 
@@ -26,6 +31,48 @@ struct Head {
 
 OaMatrix matrix_of(const std::vector<float> &tiles, int num_outputs, int num_inputs) {
     return {(const uint8_t *)tiles.data(), nullptr, nullptr, OA_FLOAT32, 0, 0, num_outputs, num_inputs};
+}
+
+// Rows of a block, normalized, rounded to 8 bits, and between the two products of a feed-forward.
+struct Room {
+    std::vector<float> normed, hidden, scales;
+    std::vector<int8_t> integers;
+    std::vector<int32_t> sums, group_sums;
+
+    void reserve(int num_inputs) {
+        const int stride = padded(num_inputs);
+        if (integers.size() < (size_t)ROWS_OF_BLOCK * stride) integers.resize((size_t)ROWS_OF_BLOCK * stride);
+        if (group_sums.size() < (size_t)ROWS_OF_BLOCK * stride / GROUP) group_sums.resize((size_t)ROWS_OF_BLOCK * stride / GROUP);
+        scales.resize(ROWS_OF_BLOCK), sums.resize(ROWS_OF_BLOCK);
+    }
+
+    Rounded round(const Kernels &kernels, const float *x, int num_rows, int num_inputs) {
+        const int stride = padded(num_inputs);
+        for (int64_t n = 0; n < num_rows; n++)
+            kernels.round(x + n * num_inputs, num_inputs, &integers[n * stride], &scales[n], &sums[n], &group_sums[n * stride / GROUP]);
+        return {integers.data(), scales.data(), sums.data(), group_sums.data(), stride, num_rows, num_inputs};
+    }
+};
+
+// y [N, R] of the rows of a block, `y_stride` apart; see oa_tower_product.
+void multiply(const Kernels &kernels, const OaMatrix &matrix, bool has_gelu, const float *x, int num_rows, Room &room, float *y,
+              int64_t y_stride) {
+    const bool has_codes = matrix.kind == OA_INT8;
+    const Rounded rounded = has_codes ? room.round(kernels, x, num_rows, matrix.num_inputs) : Rounded{};
+    const int num_outputs = matrix.num_outputs, num_tiles = tiles_of(num_outputs);
+    for (int tile = 0; tile < num_tiles; tile += TILES_OF_PANEL) {
+        const int end = tile + TILES_OF_PANEL < num_tiles ? tile + TILES_OF_PANEL : num_tiles, r = tile * TILE_ROWS;
+        const int count = num_outputs - r < PANEL_ROWS ? num_outputs - r : PANEL_ROWS;
+        if (has_codes)
+            kernels.grouped(matrix, rounded, tile, end, y, y_stride);
+        else
+            kernels.full(matrix, x, num_rows, tile, end, y, y_stride);
+        for (int64_t n = 0; n < num_rows; n++) {
+            float *row = y + n * y_stride + r;
+            for (int i = 0; i < count; i++) row[i] += matrix.bias[r + i];
+            if (has_gelu) kernels.gelu(row, count);
+        }
+    }
 }
 
 // Queries, keys and values of the tokens of a view [tokens, 3, H, C]. Each window has its own tokens and the first `num_shared`.
@@ -78,8 +125,19 @@ struct OaTower {
     const Kernels &kernels;
     Pool pool;
     std::vector<Head> heads;  // one for each thread
+    std::vector<Room> rooms;  // one for each thread
 
-    OaTower(const Kernels &of, int num_threads) : kernels(of), pool(num_threads), heads(pool.num_threads()) {}
+    OaTower(const Kernels &of, int num_threads)
+        : kernels(of), pool(num_threads), heads(pool.num_threads()), rooms(pool.num_threads()) {}
+
+    // Calls work(room, first row, number of rows) for all rows.
+    template <class Work>
+    void by_blocks(int num_rows, const Work &work) {
+        pool.parallel((num_rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK, [&](int begin, int end) {
+            for (int first = begin * ROWS_OF_BLOCK; first < num_rows && first < end * ROWS_OF_BLOCK; first += ROWS_OF_BLOCK)
+                work(rooms[Pool::this_thread()], first, num_rows - first < ROWS_OF_BLOCK ? num_rows - first : ROWS_OF_BLOCK);
+        });
+    }
 };
 
 OaTower *oa_tower_new(int32_t num_threads, const char *name) try {
@@ -98,21 +156,39 @@ void oa_tower_norm(OaTower *tower, const float *x, const float *weight, const fl
     });
 }
 
-void oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows, float *y) {
-    enum { TILES = PANEL_ROWS / TILE_ROWS };
-    const int num_outputs = matrix->num_outputs, num_tiles = tiles_of(num_outputs);
-    tower->pool.parallel((num_tiles + TILES - 1) / TILES, [&](int first, int last) {
-        for (int panel = first; panel < last; panel++) {
-            const int r = panel * PANEL_ROWS, count = num_outputs - r < PANEL_ROWS ? num_outputs - r : PANEL_ROWS;
-            const int end = (panel + 1) * TILES < num_tiles ? (panel + 1) * TILES : num_tiles;
-            tower->kernels.full(*matrix, x, num_rows, panel * TILES, end, y, num_outputs);
-            for (int64_t n = 0; n < num_rows; n++) {
-                float *row = y + n * num_outputs + r;
-                for (int i = 0; i < count; i++) row[i] += matrix->bias[r + i];
-                if (has_gelu) tower->kernels.gelu(row, count);
-            }
-        }
+int32_t oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows,
+                         float *y) try {
+    for (Room &room : tower->rooms) room.reserve(matrix->num_inputs);
+    tower->by_blocks(num_rows, [&](Room &room, int64_t first, int count) {
+        multiply(tower->kernels, *matrix, has_gelu, x + first * matrix->num_inputs, count, room,
+                 y + first * matrix->num_outputs, matrix->num_outputs);
     });
+    return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
+}
+
+int32_t oa_tower_feed_forward(OaTower *tower, const OaMatrix *up, const OaMatrix *down, const float *norm_weight,
+                              const float *norm_bias, float eps, const float *x, int32_t num_rows, float *y) try {
+    const int dim = down->num_outputs;
+    for (Room &room : tower->rooms) {
+        room.reserve(up->num_inputs), room.reserve(down->num_inputs);
+        room.normed.resize((size_t)ROWS_OF_BLOCK * dim);
+        room.hidden.resize((size_t)ROWS_OF_BLOCK * up->num_outputs);
+    }
+    tower->by_blocks(num_rows, [&](Room &room, int64_t first, int count) {
+        const Kernels &kernels = tower->kernels;
+        const float *from = x + first * dim;
+        float *to = y + first * dim;
+        for (int64_t n = 0; n < count; n++)
+            kernels.layer_norm(from + n * dim, norm_weight, norm_bias, dim, eps, &room.normed[n * dim]);
+        multiply(kernels, *up, true, room.normed.data(), count, room, room.hidden.data(), up->num_outputs);
+        multiply(kernels, *down, false, room.hidden.data(), count, room, to, dim);
+        for (int64_t i = 0; i < (int64_t)count * dim; i++) to[i] += from[i];
+    });
+    return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
 }
 
 int32_t oa_tower_attend(OaTower *tower, const float *qkv, int32_t num_shared, int32_t num_windows, int32_t window_tokens,

@@ -45,10 +45,12 @@ void layer_norm(const float *x, const float *weight, const float *bias, int n, f
 void gelu(float *x, int n) {
     constexpr float P = (float)(0.3275911 * 0.70710678118654752);
     constexpr float FACTORS[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
+    constexpr float LEAST_POWER = -80;
     constexpr float HALF_LOG2_OF_E = (float)(LOG2_OF_E / 2);
     by_vectors(x, n, 0, [&](int i, int count, const Singles &numbers) {
         const Singles size = numbers < 0 ? -numbers : numbers, t = 1 / (size * P + 1);
         Singles tail = Singles{} + 1.061405429f, power = -HALF_LOG2_OF_E * size * size;
+        power = power > LEAST_POWER ? power : Singles{} + LEAST_POWER;  // products of smaller numbers would be subnormal, which is slow
         for (const float factor : FACTORS) tail = tail * t + factor;
         raise_2_to(power);
         store_lanes((numbers > 0 ? numbers : 0 * numbers) - tail * t * power * size * 0.5f, count, x + i);
