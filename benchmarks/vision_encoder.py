@@ -4,8 +4,10 @@ Both encode the same images; the windows, layers and sizes are equal, and the ou
 time of the matrix products and of torch's attention alone, with the same shapes. Contestants alternate, on one thread, in
 CPU time; figures are medians over rounds. `register_window` is the share of the speed that Register-Window costs.
 
-`native_ratio` is the speed of the native engine's encoder and adapter, in numpy, beside onnxruntime on the same weights
-(`pip install onnx onnxruntime`; without them it is null). The shape is nano.
+`native_ratio` is the speed of the native engine's encoder and adapter in fp32 beside onnxruntime on the same weights,
+`native_8_bit_ratio` that with rounded inputs and codes of 8 bits (`pip install onnx onnxruntime`; without them both are null).
+`native_8_bit_to_vitdet` compares the native encoder alone, with Register-Window and codes of 8 bits, with VitDet.
+Of several shapes the last one counts.
 
     python benchmarks/vision_encoder.py [--quick] [--json]
 
@@ -30,9 +32,14 @@ import torch.nn.functional as F
 from shared.native_tower import tower_seconds
 from shared.reporting import benchmark_parser, hand_in
 
+from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits
+from openafm.compression.numerics import FULL_PRECISION
+from openafm.models.sizes import named_size
 from openafm.models.vision.config import GlobalScopeConfig, VisionConfig, WindowScopeConfig
 from openafm.models.vision.encoder import VisionEncoder
-from openafm.models.vision.sizes import encoder_of, windowed_encoder
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import adapter_for, encoder_of, windowed_encoder
+from openafm.runtime.native.vision import VisionTower
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "vision_encoder.json"
 SHAPES: Mapping[str, VisionConfig] = {
@@ -117,6 +124,13 @@ def floor(config: VisionConfig) -> Callable[[], None]:
     return run
 
 
+def native_encoder(config: VisionConfig, encoder: VisionEncoder) -> VisionTower:
+    """Return the encoder in the native engine, with codes of 8 bits and rounded inputs."""
+    weights = {f"vision.{name}": weight.detach().numpy() for name, weight in encoder.state_dict().items()}
+    stored = with_vision_for_products(*with_vision_in_8_bits(weights, FULL_PRECISION))
+    return VisionTower(MultimodalConfig.of(named_size("on_device.nano"), config, adapter_for(config)), stored)
+
+
 def seconds(work: Callable[[], object]) -> float:
     start = process_time()
     work()
@@ -132,9 +146,12 @@ def measure(config: VisionConfig, rounds: int) -> dict[str, float]:
     expected = F.layer_norm(theirs(channels_first).last_hidden_state.permute(0, 2, 3, 1), (config.dim,))
     error = (F.layer_norm(bare(pixels).patches_BYXD, (config.dim,)) - expected).abs().max().item()
     assert error < 1e-4, f"the encoders disagree by {error}"
+    native = native_encoder(config, with_registers)
+    view = (pixels[0] * 255).to(torch.uint8).numpy()
     contestants: dict[str, Callable[[], object]] = {
         "ours": lambda: bare(pixels),
         "register_window": lambda: with_registers(pixels),
+        "native_8_bit": lambda: native.states(view),
         "transformers": lambda: theirs(channels_first),
         "floor": floor(config),
     }
@@ -145,10 +162,10 @@ def measure(config: VisionConfig, rounds: int) -> dict[str, float]:
     return {name: statistics.median(each[1:]) for name, each in times.items()}  # the first round warms up
 
 
-def towers_measured(rounds: int) -> dict[str, float]:
+def towers_measured(shape: VisionConfig, rounds: int) -> dict[str, float]:
     """Return the seconds of the native tower and of its peers; nothing where onnxruntime is not installed."""
     try:
-        return tower_seconds(SHAPES["nano"], rounds)
+        return tower_seconds(shape, rounds)
     except ImportError as error:
         print(f"native_ratio needs onnx and onnxruntime: {error}", file=sys.stderr)
         return {}
@@ -160,18 +177,27 @@ def main() -> None:
     torch.manual_seed(0)
     shapes = {"nano": SHAPES["nano"]} if options.quick else SHAPES
     measured = {name: measure(config, 1 if options.quick else 9) for name, config in shapes.items()}
-    last = measured[list(shapes)[-1]]
-    towers = towers_measured(3 if options.quick else 25)
+    towers = {name: towers_measured(shape, 3 if options.quick else 9) for name, shape in shapes.items()}
+    last, last_tower = measured[list(shapes)[-1]], towers[list(shapes)[-1]]
     figures: dict[str, object] = {
-        "native_ratio": round(towers["onnxruntime"] / towers["native"], 2) if towers else None,
+        "native_ratio": None,
+        "native_8_bit_ratio": None,
+        "native_8_bit_to_vitdet": round(last["transformers"] / last["native_8_bit"], 2),
         "ratio": round(last["transformers"] / last["ours"], 2),
         "floor_ratio": round(last["floor"] / last["ours"], 2),
     }
+    if last_tower:
+        figures["native_ratio"] = round(last_tower["onnxruntime"] / last_tower["native"], 2)
+        figures["native_8_bit_ratio"] = round(last_tower["onnxruntime"] / last_tower["native_8_bit"], 2)
     for name, times in measured.items():
         figures[f"{name}.images_per_core_s"] = round(1 / times["ours"], 2)
         figures[f"{name}.ratio"] = round(times["transformers"] / times["ours"], 2)
         figures[f"{name}.floor_ratio"] = round(times["floor"] / times["ours"], 2)
         figures[f"{name}.register_window"] = round(times["ours"] / times["register_window"], 2)
+        figures[f"{name}.native_8_bit_to_vitdet"] = round(times["transformers"] / times["native_8_bit"], 2)
+        for tower in ("native", "native_8_bit"):
+            if towers[name]:
+                figures[f"{name}.{tower}_to_onnxruntime"] = round(towers[name]["onnxruntime"] / towers[name][tower], 2)
     report = {
         "benchmark": "vision_encoder",
         "machine": platform.processor() or platform.machine(),

@@ -1,4 +1,4 @@
-"""The native engine's vision encoder and adapter beside onnxruntime on the same weights and images."""
+"""The native engine's vision encoder and adapter, in fp32 and in 8 bits, beside onnxruntime on the same weights and images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits
+from openafm.compression.numerics import FULL_PRECISION
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -60,10 +62,13 @@ def tower_seconds(vision: VisionConfig, rounds: int) -> dict[str, float]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(exported(tower, pixels_VYXC), options, providers=["CPUExecutionProvider"])
-    native = VisionTower(config, {name: weight.numpy() for name, weight in tower.state_dict().items()})
+    weights = {name: weight.numpy() for name, weight in tower.state_dict().items()}
+    native = VisionTower(config, weights)
+    rounded = VisionTower(config, with_vision_for_products(*with_vision_in_8_bits(weights, FULL_PRECISION)))
     views = pixels_VYXC.numpy()
     contestants: dict[str, Callable[[], object]] = {
         "native": lambda: native.encode(views, tower.tokens_side**2),
+        "native_8_bit": lambda: rounded.encode(views, tower.tokens_side**2),
         "onnxruntime": lambda: session.run(None, {"pixels": views}),
         "torch": lambda: tower(pixels_VYXC),
     }

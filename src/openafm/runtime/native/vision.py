@@ -86,19 +86,23 @@ class VisionTower:
         """Return the embeddings of views, `num_tokens` of each, [V * num_tokens, M]."""
         side = math.isqrt(num_tokens)
         with self._one_at_a_time:
-            return np.concatenate([self._encoded(view_YXC[None], side) for view_YXC in views_VYXC])
+            return np.concatenate([self._encoded(view_YXC, side) for view_YXC in views_VYXC])
 
-    def _encoded(self, view_1YXC: NDArray[np.uint8], tokens_side: int) -> Floats:
-        x_1NWD = self._embedded(view_1YXC)
+    def states(self, view_YXC: NDArray[np.uint8]) -> Floats:
+        """Return the output of the encoder for a view, without the adapter: registers, then patches row by row, [T, D]."""
+        x_1NWD = self._embedded(view_YXC[None])
         num_windows, num_registers = x_1NWD.shape[1], self._vision.num_registers
         x_TD = np.concatenate([self._weights["vision.registers_RD"], x_1NWD.reshape(-1, self._vision.dim)])
         for index, layer in enumerate(self._vision.layers):
             x_TD = self._layer(f"vision.layers.{index}", layer, self._vision.norm_eps, x_TD, num_windows)
         if self._vision.final_norm:
             x_TD = self._parts.norm("vision.norm", self._vision.norm_eps, x_TD)
-        grid = self._vision.grid_side(view_1YXC.shape[1])
-        x_TD[num_registers:] = self._rows_from_windows(x_TD[num_registers:], grid)
-        adapter = self._config.adapter
+        x_TD[num_registers:] = self._rows_from_windows(x_TD[num_registers:], self._vision.grid_side(len(view_YXC)))
+        return x_TD
+
+    def _encoded(self, view_YXC: NDArray[np.uint8], tokens_side: int) -> Floats:
+        x_TD, grid = self.states(view_YXC), self._vision.grid_side(len(view_YXC))
+        num_registers, adapter = self._vision.num_registers, self._config.adapter
         if isinstance(adapter, PixelShuffleAdapterConfig):
             return self._shuffled(adapter, x_TD[num_registers:].reshape(grid, grid, -1))
         x_TD = self._parts.norm(
