@@ -119,12 +119,12 @@ namespace {
 std::mt19937 generator(5);
 
 void check(int bits, int group, bool has_minimum, int num_rows) {
-    const int num_outputs = 37, num_inputs = 256, num_groups = group ? num_inputs / group : 0;
-    std::vector<uint8_t> codes((size_t)num_outputs * num_inputs * bits / 8), tiles(48 * (num_inputs * bits / 8 + num_groups * 4));
+    const int num_outputs = 101, num_tiles = 7, num_inputs = 256, num_groups = group ? num_inputs / group : 0;
+    std::vector<uint8_t> codes((size_t)num_outputs * num_inputs * bits / 8), tiles((size_t)num_tiles * TILE_ROWS * (num_inputs * bits / 8 + num_groups * 4));
     for (uint8_t &code : codes) code = (uint8_t)generator(), code = bits == 8 && code == 128 ? 0 : code;
     std::vector<uint16_t> halves((size_t)num_outputs * num_groups);
     for (uint16_t &half : halves) half = (uint16_t)(generator() % 0x3000);
-    std::vector<float> scales(64), found((size_t)num_rows * num_outputs), expected(found), x_scales(num_rows);
+    std::vector<float> scales(num_tiles * TILE_ROWS), found((size_t)num_rows * num_outputs), expected(found), x_scales(num_rows);
     for (float &scale : scales) scale = (float)(generator() % 1000) / 7;
     for (float &scale : x_scales) scale = (float)(generator() % 1000) / 3;
     std::vector<int8_t> integers((size_t)num_rows * num_inputs);
@@ -138,8 +138,8 @@ void check(int bits, int group, bool has_minimum, int num_rows) {
     matrix.codes = tiles.data(), matrix.scales = group ? nullptr : scales.data();
     matrix.num_outputs = num_outputs, matrix.num_inputs = num_inputs;
     const Rounded x = {integers.data(), x_scales.data(), sums.data(), group_sums.data(), num_inputs, num_rows, num_inputs};
-    grouped(matrix, x, 0, 3, found.data(), num_outputs);
-    portable_kernels.grouped(matrix, x, 0, 3, expected.data(), num_outputs);
+    grouped(matrix, x, 0, num_tiles, found.data(), num_outputs);
+    portable_kernels.grouped(matrix, x, 0, num_tiles, expected.data(), num_outputs);
     if (memcmp(found.data(), expected.data(), found.size() * sizeof(float))) {
         printf("%d bits, groups of %d, %d rows: different bits\n", bits, group, num_rows);
         exit(1);
@@ -149,7 +149,7 @@ void check(int bits, int group, bool has_minimum, int num_rows) {
 }  // namespace
 
 int main() {
-    for (int num_rows = 1; num_rows <= 6; num_rows++) {
+    for (int num_rows = 1; num_rows <= 14; num_rows++) {
         for (int group : {32, 64, 128}) check(4, group, true, num_rows), check(4, group, false, num_rows), check(8, group, false, num_rows);
         check(8, 0, false, num_rows);
     }

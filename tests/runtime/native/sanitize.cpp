@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "sanitize_engine.h"
+#include "sanitize_tower.h"
 
 namespace {
 
@@ -229,6 +230,7 @@ int main() {
     for (int i = 0; (kernels = oa_kernels(i)); i++) {
         const auto started = std::chrono::steady_clock::now();
         steps_of_every_shape(kernels);
+        towers(kernels);
         pools_come_and_go(kernels);
         memory_runs_out(kernels);
         // Two engines concurrently.
