@@ -139,7 +139,7 @@ def _stored(
     if len(tensor.shape) != 2 or name == "vision.registers_RD":
         yield in_memory(name, _whole(tensor))
         return
-    if is_vision(name) and numerics.vision == "int8_per_row":
+    if is_vision(name) and numerics.vision != "float32":
         rounded, _ = with_vision_in_8_bits({name: _whole(tensor)}, numerics)
         yield from (in_memory(each, array) for each, array in rounded.items())
         return

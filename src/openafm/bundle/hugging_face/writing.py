@@ -119,7 +119,7 @@ def numerics_of(config: DecoderConfig, weights: Weights) -> Numerics:
     has_8_bit_vision = isinstance(config, MultimodalConfig) and weights != "bf16"
     try:
         numerics = native_numerics(config, weights)
-        return replace(numerics, vision="int8_per_row") if has_8_bit_vision else numerics
+        return replace(numerics, vision="int8_per_row_and_token") if has_8_bit_vision else numerics
     except CompressionError as error:
         raise HuggingFaceError(f"{error}; use --weights bf16") from error
 
