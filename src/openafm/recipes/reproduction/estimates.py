@@ -32,6 +32,7 @@ _OTHER_SECONDS: Mapping[str, tuple[int, int, int]] = {
     "evaluation": (60, 120, 1200),
     "adapter": (55, 120, 1200),
     "annotation": (19, 19, 60),
+    "responsible_ai": (230, 230, 260),
     "framework": (3, 3, 5),
     "apple_sdk": (1, 1, 1),
     "taxonomy": (1, 1, 1),
