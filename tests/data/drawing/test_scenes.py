@@ -43,10 +43,22 @@ def test_check_finds_planted_errors():
     assert single.check(planted(drawn, "refer.box", "whale"))
     assert single.check(planted(drawn, "ground.box", "[0,0,9,9]"))
     present = drawn.log["scenes"][0]["objects"][0]["phrase"]
-    absent = Question(question=f"Describe the {present} in the image.", answer="There is none.", kind="absent")
-    assert single.check(dataclasses.replace(drawn, questions=(absent,)))
+    for asked in (f"Describe the {present} in the image.", f"Locate the {present}.", f"Where is the {present}? Answer with its box."):
+        absent = Question(question=asked, answer="There is none.", kind="absent")
+        assert single.check(dataclasses.replace(drawn, questions=(absent,)))
     shifted = [dict(item, box=[value + 6 for value in item["box"]]) for item in drawn.log["scenes"][0]["objects"]]
     assert single.check(dataclasses.replace(drawn, log={"scenes": [{**drawn.log["scenes"][0], "objects": shifted}]}))
+
+
+def test_words_of_a_question_do_not_tell_whether_its_object_is_there():
+    wordings = {"absent": [], "present": []}
+    for seed in range(60):
+        for question in single.draw(random.Random(seed), "en", "train").questions:
+            if question.kind in ("absent", "spatial.area", "ground.box"):
+                words = tuple(word for word in question.question.split() if word.strip(".?,") not in (*COLORS, *SHAPES))
+                wordings["absent" if question.kind == "absent" else "present"].append(words)
+    shared = [words for words in wordings["absent"] if words in wordings["present"]]
+    assert len(shared) > len(wordings["absent"]) / 2
 
 
 def test_captions_have_levels_and_grounded_ones_have_a_box_per_object():

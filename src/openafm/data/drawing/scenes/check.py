@@ -16,11 +16,11 @@ from openafm.data.images.grounding import boxes_of, without_boxes
 
 _NEAR = 2.0
 _SECTIONS = {
-    "counting": "ask.count",
-    "ground.box": "ask.box",
-    "refer.mark": "ask.mark_of",
-    "absent": "ask.absent",
-    "compare": "ask.more",
+    "counting": ("ask.count",),
+    "ground.box": ("ask.box",),
+    "refer.mark": ("ask.mark_of",),
+    "absent": ("ask.absent", "ask.area", "ask.box"),
+    "compare": ("ask.more",),
 }
 _RELATIONS = ("left", "right", "above", "below")
 
@@ -149,8 +149,9 @@ def _caption_errors(drawn: Drawn, scene: dict[str, Any]) -> Iterator[str]:
 
 def _named(language: str, question: Question, phrases: Iterable[str]) -> str | None:
     """The phrase with which the templates of a kind of question give this question."""
-    texts, section = scene_texts(language), _SECTIONS.get(question.kind, "")
-    return next((phrase for phrase in phrases if section and question.question in texts.all_lines(section, phrase)), None)
+    texts, sections = scene_texts(language), _SECTIONS.get(question.kind, ())
+    lines = ((phrase, texts.all_lines(section, phrase)) for phrase in phrases for section in sections)
+    return next((phrase for phrase, found in lines if question.question in found), None)
 
 
 def _close(told: tuple[float, float, float, float], box: list[float]) -> bool:

@@ -13,6 +13,8 @@ from openafm.data.images.documents import Question
 from openafm.data.images.grounding import box_text, point_text
 
 _MOST_RELATIONS = 4
+_ASK_ABSENT = ("ask.absent", "ask.area", "ask.box")
+"""Most questions about an absent object have the words of those about a present one, so that only the image tells."""
 
 
 def scene_captions(rng: random.Random, texts: SceneTexts, scene: Scene) -> dict[str, str]:
@@ -70,9 +72,8 @@ def scene_questions(
     asked += _referring(rng, texts, scene)
     absent = rng.choice([kind for kind in kinds_of(split) if kind not in counts])
     phrase = texts.phrase(absent)
-    asked.append(
-        Question(question=texts.draw(rng, "ask.absent", a=phrase), answer=texts.draw(rng, "no", a=phrase), kind="absent")
-    )
+    question = texts.draw(rng, rng.choice(_ASK_ABSENT), a=phrase)
+    asked.append(Question(question=question, answer=texts.draw(rng, "no", a=phrase), kind="absent"))
     return asked
 
 
