@@ -71,9 +71,7 @@ def main() -> None:
             runs = ContrastiveRuns(folder=folder, kinds=FEW_KINDS, count=20, vocabulary=FEW_TOKENS, finished=finished)
             report = measure(runs, "rw_vitdet.micro", steps=2, seeds=range(1))
         else:
-            runs = ContrastiveRuns(
-                folder=folder, kinds=SCENES, count=4_000, vocabulary=SCENE_TOKENS, finished=finished
-            )
+            runs = ContrastiveRuns(folder=folder, kinds=SCENES, count=4_000, vocabulary=SCENE_TOKENS, finished=finished)
             report = measure(runs, "rw_vitdet.nano", steps=200, seeds=range(3))
     hand_in(report, REPORT, options)
 

@@ -1,6 +1,6 @@
-"""Refusals of questions about absent objects, and false refusals (report 4.4, grounding): a model with vision on held-out scenes.
+"""Refusals of questions about absent objects, and false refusals (report 4.4, grounding): a model with vision on unseen scenes.
 
-Each scene has a question about an object that it does not show, and the same question, in the same words, about one that it
+The objects are of the kinds that training shows: a model has no words for others. Each scene has a question about an object that it does not show, and the same question, in the same words, about one that it
 shows. `refused_absent` is the share of the first that the model refuses, `refused_present` that of the second. `constant` is
 a model that always refuses. Answers are greedy; a refusal begins like the refusals of the drawings.
 
@@ -29,13 +29,13 @@ from openafm.bundle import open_bundle
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.generators import generator_config
-from openafm.framework.errors import DecodingFailureError
 from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.transcripts.prompt import Prompt
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "image_refusals.json"
 SEED = 20250717  # of the evaluation sets (data/drawing/evaluation.py)
 MAX_TOKENS = 48
+REFUSALS = ("refused_absent", "refused_present")
 REFUSED = re.compile(r"\b(?:no|an?) (\w+ \w+)(?: in the image)?\.$")
 """The object that a refusal names, a color and a shape."""
 
@@ -45,7 +45,7 @@ def pairs(count: int) -> Iterator[tuple[Drawn, str, str, str]]:
     generator = generator_config("scenes").build()
     found = 0
     for number in itertools.count():
-        drawn = draw_document(generator, "scenes", "en", "held_out", SEED, number)
+        drawn = draw_document(generator, "scenes", "en", "train", SEED, number)
         absent = next((each for each in drawn.questions if each.kind == "absent"), None)
         names = drawn.captions.get("keywords", "").split(", ")
         single = [name for name in names if is_single(name, drawn.captions.get("short", ""))]
@@ -67,7 +67,8 @@ def is_refusal(answer: str, refusals: Sequence[str]) -> bool:
     return " ".join(answer.split()[:2]) in {" ".join(refusal.split()[:2]) for refusal in refusals}
 
 
-def measure(bundle: str, count: int) -> dict[str, Any]:
+def refusal_shares(bundle: str, count: int) -> dict[str, float]:
+    """Return the shares of questions about absent and about present objects that a model refuses."""
     model = fm.SystemLanguageModel(bundle=bundle)
     options = fm.GenerationOptions(sampling=fm.SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS)
 
@@ -79,15 +80,15 @@ def measure(bundle: str, count: int) -> dict[str, Any]:
     refusals = [refusal for _, _, refusal, _ in asked]
     absent = [is_refusal(answer(drawn, question), refusals) for drawn, question, _, _ in asked]
     present = [is_refusal(answer(drawn, question), refusals) for drawn, _, _, question in asked]
+    return {name: round(statistics.fmean(found), 4) for name, found in zip(REFUSALS, (absent, present), strict=True)}
+
+
+def measure(bundle: str, count: int) -> dict[str, Any]:
     return {
         "benchmark": "image_refusals",
         "peer": "a model that always refuses",
         "setting": {"bundle": open_bundle(bundle).name, "scenes": count, "seed": SEED},
-        "figures": {
-            "refused_absent": round(statistics.fmean(absent), 4),
-            "refused_present": round(statistics.fmean(present), 4),
-            "constant_refused_present": 1.0,
-        },
+        "figures": {**refusal_shares(bundle, count), "constant_refused_present": 1.0},
     }
 
 

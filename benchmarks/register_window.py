@@ -92,9 +92,7 @@ def main() -> None:
             report = measure(runs, encoder_of("rw_vitdet.micro"), steps=2, seeds=range(1))
         else:
             encoder = raised(encoder_of("rw_vitdet.nano"), 336)
-            runs = ContrastiveRuns(
-                folder=folder, kinds=SCENES, count=4_000, vocabulary=SCENE_TOKENS, finished=finished
-            )
+            runs = ContrastiveRuns(folder=folder, kinds=SCENES, count=4_000, vocabulary=SCENE_TOKENS, finished=finished)
             report = measure(runs, encoder, steps=150, seeds=range(3))
     hand_in(report, REPORT, options)
 

@@ -1,9 +1,10 @@
 """Resolution modes (report 5.1): one model, trained in all of them, answers held-out questions in each.
 
-`quality_MODE` is the share of answers that are exact under greedy decoding, on charts, flyers, scenes and signs whose
-designs, fonts and names are held out. `tokens_MODE` are the tokens of an image, `cpu_s_MODE` the CPU seconds from its pixels
-to the first logits of an answer, with untrained weights. The model is a compact decoder with vision that learns questions
-and captions from scratch; each mode is drawn for a third of the images.
+`quality_MODE` is the share of answers that are exact under greedy decoding, on scenes of shapes that training does not show;
+`refused_absent` and `refused_present` are those of `image_refusals.py`. `tokens_MODE` are the tokens of an image, `cpu_s_MODE` the CPU seconds from its pixels to the first logits of an
+answer, with untrained weights. The model is a compact decoder with vision that learns questions and captions; its encoder
+starts from contrastive training on the same drawings (FLIP, three quarters masked). Each mode is drawn for a third of the
+images.
 
     python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
@@ -24,9 +25,21 @@ from typing import Any, cast
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
+from image_refusals import REFUSALS, refusal_shares
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import FEW_KINDS, FEW_TOKENS, SCENE_TOKENS, SCENES, draw, home, multimodal, trained, with_vocabulary
+from shared.vision_runs import (
+    FEW_KINDS,
+    FEW_TOKENS,
+    SCENE_TOKENS,
+    SCENES,
+    contrastive,
+    draw,
+    home,
+    multimodal,
+    trained,
+    with_vocabulary,
+)
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
@@ -36,9 +49,11 @@ from openafm.evaluation.exact_answers import exact_answers
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
+from openafm.models.vision.sizes import encoder_of
 from openafm.recipes.config import RunConfig
 from openafm.recipes.sources.drawn_corpus import ImageCorpusConfig
 from openafm.recipes.vision.mixtures import RESOLUTIONS
+from openafm.training.objectives.config import ContrastiveConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "resolution_modes.json"
 QUESTION_TOKENS = 32
@@ -78,19 +93,41 @@ def seconds(model: MultimodalDecoder, mode: ImageModeConfig, rounds: int) -> flo
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model, drawings of each kind, optimizer steps, and rounds of timing; a vocabulary for few texts."""
+    """A model, drawings of each kind, optimizer steps, questions of refusals, rounds of timing; a vocabulary for few texts."""
 
     model: str
     kinds: tuple[str, ...]
     count: int
+    contrastive_steps: int
     steps: int
+    refusals: int
     rounds: int
     row_tokens: int
     vocabulary: int | None = None
 
 
-FULL = Size(model="nano", kinds=SCENES, count=4_000, steps=450, rounds=9, row_tokens=2048, vocabulary=SCENE_TOKENS)
-QUICK = Size(model="micro", kinds=FEW_KINDS, count=20, steps=2, rounds=2, row_tokens=1024, vocabulary=FEW_TOKENS)
+FULL = Size(
+    model="nano",
+    kinds=SCENES,
+    count=4_000,
+    contrastive_steps=500,
+    steps=300,
+    refusals=100,
+    rounds=9,
+    row_tokens=2048,
+    vocabulary=SCENE_TOKENS,
+)
+QUICK = Size(
+    model="micro",
+    kinds=FEW_KINDS,
+    count=20,
+    contrastive_steps=1,
+    steps=2,
+    refusals=2,
+    rounds=2,
+    row_tokens=1024,
+    vocabulary=FEW_TOKENS,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +143,22 @@ class ModeRuns:
 
     @cached_property
     def held_out(self) -> Path:
-        return draw(self.folder, self.size.kinds, max(5, self.size.count // 20), "held_out")
+        """Other drawings of the kinds of objects that training shows: the model has no words for others."""
+        return draw(self.folder, self.size.kinds, max(5, self.size.count // 20), "train", seed=1)
+
+    @cached_property
+    def eyes(self) -> Bundle:
+        """An encoder of contrastive training."""
+        vision, objective = encoder_of(f"rw_vitdet.{self.size.model}"), ContrastiveConfig(kept=0.25, unmasked_share=0.1)
+        config = contrastive(vision, objective, self.train, self.held_out, self.size.contrastive_steps, seed=0)
+        return trained(with_vocabulary(config, self.size.vocabulary), self.folder / "eyes", "eyes")
 
     def exact(self, seed: int) -> dict[str, float]:
-        """Train with this seed and return the share of exact answers in each mode."""
+        """Train with this seed and return the share of exact answers in each mode, and those of refusals."""
         learn: tuple[Learned, ...] = ("captions", "questions")
         model, steps = self.size.model, self.size.steps
-        run = in_thirds(multimodal(model, self.train, self.held_out, learn=learn, mode="drawn", steps=steps, seed=seed))
+        corpora = self.train, self.held_out
+        run = in_thirds(multimodal(model, *corpora, learn=learn, mode="drawn", steps=steps, seed=seed, eyes=self.eyes))
         place = self.folder / f"run-{seed}"
         bundle = trained(with_vocabulary(run, self.size.vocabulary), place, f"modes-{seed}")
         decoder = load_decoder(bundle).eval()
@@ -120,7 +166,7 @@ class ModeRuns:
         for mode in MODES:
             shards = packed(bundle, self.held_out, self.size.model, mode, place / "modes")
             found[str(mode)] = exact_answers(decoder, shards, row_tokens=self.size.row_tokens).exact
-        return found
+        return found | refusal_shares(str(bundle.path), self.size.refusals)
 
     def times(self) -> dict[str, list[float]]:
         """Return the tokens of an image in each mode, and the CPU seconds to the first logits, of untrained weights."""
@@ -139,6 +185,8 @@ def measure(folder: Path, size: Size, seeds: range, finished: Finished) -> dict[
         tokens, cpu_s = times[mode]
         quality = statistics.fmean(found[mode] for found in exact)
         figures |= {f"quality_{mode}": round(quality, 4), f"tokens_{mode}": tokens, f"cpu_s_{mode}": cpu_s}
+    for name in REFUSALS:
+        figures[name] = round(statistics.fmean(found[name] for found in exact), 4)
     return {
         "benchmark": "resolution_modes",
         "peer": "the same model in the other modes",

@@ -36,7 +36,7 @@ from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig, ImageCorpusC
 from openafm.recipes.sources.mixtures import sources
 from openafm.recipes.vision.mixtures import RESOLUTIONS
 from openafm.training.budgets import StepBudget
-from openafm.training.config import PlainStart
+from openafm.training.config import PlainStart, VisionStart
 from openafm.training.objectives.config import ContrastiveConfig
 
 FEW_TOKENS = 500
@@ -57,11 +57,11 @@ def home() -> Iterator[Path]:
         yield Path(name)
 
 
-def draw(folder: Path, kinds: tuple[str, ...], count: int, split: Split) -> Path:
+def draw(folder: Path, kinds: tuple[str, ...], count: int, split: Split, seed: int = 0) -> Path:
     """Return an image corpus of `count` English drawings of each kind."""
     generators = tuple(generator_config(kind) for kind in kinds)
-    out = folder / f"{'-'.join(kinds)}-{split}"
-    draw_corpus(DrawingConfig(generators=generators, languages=("en",), count=count, split=split), out)
+    out = folder / f"{'-'.join(kinds)}-{split}-{seed}"
+    draw_corpus(DrawingConfig(generators=generators, languages=("en",), count=count, split=split, seed=seed), out)
     return out
 
 
@@ -196,9 +196,20 @@ def _at_side(corpus: CorpusConfig, side: int) -> CorpusConfig:
 
 
 def multimodal(
-    size: str, train: Path, held_out: Path, *, learn: tuple[Learned, ...], mode: PackedMode, steps: int, seed: int
+    size: str,
+    train: Path,
+    held_out: Path,
+    *,
+    learn: tuple[Learned, ...],
+    mode: PackedMode,
+    steps: int,
+    seed: int,
+    eyes: Bundle | None = None,
 ) -> RunConfig:
-    """Return a run from scratch of a compact decoder with vision on image corpora: every source in one mode, or drawn."""
+    """Return a run of a compact decoder with vision on image corpora: every source in one mode, or drawn.
+
+    The encoder starts with the weights of `eyes`, everything else from scratch.
+    """
     config = with_steps(build_run("vision.joint", size), steps, seed)
     resolution, model = RESOLUTIONS[size], config.trainer.model
     assert isinstance(model, MultimodalConfig)
@@ -212,7 +223,7 @@ def multimodal(
         config.trainer,
         model=replace(model, modes=tuple(map(resolution.mode, ("balanced", "high", "rapid")))),
         data=replace(config.trainer.data, sources=sources(images=1.0)),
-        start=PlainStart(),
+        start=PlainStart() if eyes is None else VisionStart(bundle=str(eyes.path), identity=eyes.identity),
         evaluation=None,
     )
     return replace(config, corpora=corpora, trainer=trainer)
