@@ -1,8 +1,9 @@
-"""Refusals of questions about absent objects, and false refusals (report 4.4, grounding): a model with vision on unseen scenes.
+"""Refusals of questions about absent objects, and false refusals (report 4.4): a model with vision on unseen scenes.
 
-The objects are of the kinds that training shows: a model has no words for others. Each scene has a question about an object that it does not show, and the same question, in the same words, about one that it
-shows. `refused_absent` is the share of the first that the model refuses, `refused_present` that of the second. `constant` is
-a model that always refuses. Answers are greedy; a refusal begins like the refusals of the drawings.
+Each scene has a question about an object that it does not show, and the same question, in the same words, about one that it
+shows; the objects are of kinds that training shows, since a model has no words for others. `refused_absent` is the share of
+the first that the model refuses, `refused_present` that of the second. `constant` is a model that always refuses. Answers
+are greedy; a refusal begins like the refusals of the drawings.
 
     python benchmarks/image_refusals.py --bundle NAME [--count N] [--quick] [--json]
 

@@ -5,7 +5,7 @@ time of the matrix products and of torch's attention alone, with the same shapes
 CPU time; figures are medians over rounds. `register_window` is the share of the speed that Register-Window costs.
 
 `native_ratio` is the speed of the native engine's encoder and adapter in fp32 beside onnxruntime on the same weights,
-`native_8_bit_ratio` that with rounded inputs and codes of 8 bits (`pip install onnx onnxruntime`; without them both are null).
+`native_8_bit_ratio` that with rounded inputs and codes of 8 bits (`pip install onnx onnxruntime`; null without them).
 `native_8_bit_to_vitdet` compares the native encoder alone, with Register-Window and codes of 8 bits, with VitDet.
 Of several shapes the last one counts.
 

@@ -1,4 +1,4 @@
-"""The native engine's vision encoder and adapter, in fp32 and in 8 bits, beside onnxruntime on the same weights and images."""
+"""The native engine's vision encoder and adapter in fp32 and in 8 bits, beside onnxruntime on the same weights."""
 
 from __future__ import annotations
 

@@ -132,7 +132,9 @@ def rounded_weights(num_outputs: int, num_inputs: int, name: str) -> tuple[dict[
 
 @pytest.mark.parametrize("num_rows", [1, 5, 6, 13, 97, 200])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(32, 3), (96, 64), (384, 200)])
-def test_products_with_8_bits_have_the_bits_of_torch_on_all_kernels(num_inputs: int, num_outputs: int, num_rows: int) -> None:
+def test_products_with_8_bits_have_the_bits_of_torch_on_all_kernels(
+    num_inputs: int, num_outputs: int, num_rows: int
+) -> None:
     weights, linear = rounded_weights(num_outputs, num_inputs, "up")
     x_TI = np.random.default_rng(num_rows).normal(size=(num_rows, num_inputs)).astype(np.float32)
     with torch.no_grad():
