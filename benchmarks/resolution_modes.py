@@ -1,10 +1,10 @@
 """Resolution modes (report 5.1): one model, trained in all of them, answers held-out questions in each.
 
 `quality_MODE` is the share of answers that are exact under greedy decoding, on scenes of shapes that training does not show;
-`refused_absent` and `refused_present` are those of `image_refusals.py`. `tokens_MODE` are the tokens of an image, `cpu_s_MODE`
-the CPU seconds from its pixels to the first logits of an answer, with untrained weights. The model is a compact decoder with
-vision that learns questions and captions; its encoder starts from contrastive training on the same drawings (FLIP, three
-quarters masked). Each mode is drawn for a third of the images.
+`refused_absent` and `refused_present` are those of `image_refusals.py`. `tokens_MODE` are the tokens of an image,
+`cpu_s_MODE` the CPU seconds from its pixels to the first logits of an answer, with untrained weights. The model is a compact
+decoder with vision that learns questions and captions; its encoder starts from contrastive training on the same drawings
+(FLIP, three quarters masked). Each mode is drawn for a third of the images.
 
     python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
@@ -93,7 +93,7 @@ def seconds(model: MultimodalDecoder, mode: ImageModeConfig, rounds: int) -> flo
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model, drawings of each kind, optimizer steps, questions about absent objects, rounds of timing, tokens of few texts."""
+    """A model, drawings of each kind, steps of both trainings, questions of refusals, rounds of timing, a vocabulary."""
 
     model: str
     kinds: tuple[str, ...]

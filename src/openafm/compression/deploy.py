@@ -38,7 +38,7 @@ _LEVEL_SETS: dict[str, LevelSetConfig] = {"int2_balanced": BalancedLevels(), "in
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8_per_token": torch.float32}
 
 
-@dataclass(frozen=True)
+@dataclass
 class FixedRounding:
     """Activation rounding of a deployed model: always on or always off."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from native_bundles import CONFIG, write_compressed, write_random_adapter
+from torch import nn
 
 from openafm.bundle import Bundle
 from openafm.compression.deploy import FixedRounding, build_decoder
@@ -124,7 +125,7 @@ def rounded_weights(num_outputs: int, num_inputs: int, name: str) -> tuple[dict[
     codes_RI = rng.integers(-127, 128, (num_outputs, num_inputs)).astype(np.int8)
     scale_R, bias_R = (rng.uniform(0.001, 0.01, num_outputs).astype(np.float32) for _ in range(2))
     linear = Linear(num_inputs, num_outputs, bias=True)
-    linear.bias.data = torch.tensor(bias_R)
+    linear.bias = nn.Parameter(torch.tensor(bias_R))
     matrix = GroupedMatrix(format=FORMATS["int8_per_row"], codes_RC=codes_RI, scale=scale_R, minimum_RG=None)
     tensors = {f"{name}.weight": codes_RI, f"{name}.weight.scale": scale_R, f"{name}.bias": bias_R}
     return tensors, GroupLinear(linear, GroupedProduct(matrix, FixedRounding(True)))
@@ -132,9 +133,7 @@ def rounded_weights(num_outputs: int, num_inputs: int, name: str) -> tuple[dict[
 
 @pytest.mark.parametrize("num_rows", [1, 5, 6, 13, 97, 200])
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(32, 3), (96, 64), (384, 200)])
-def test_products_with_8_bits_have_the_bits_of_torch_on_all_kernels(
-    num_inputs: int, num_outputs: int, num_rows: int
-) -> None:
+def test_products_with_8_bits_have_the_bits_of_torch(num_inputs: int, num_outputs: int, num_rows: int) -> None:
     weights, linear = rounded_weights(num_outputs, num_inputs, "up")
     x_TI = np.random.default_rng(num_rows).normal(size=(num_rows, num_inputs)).astype(np.float32)
     with torch.no_grad():
@@ -189,7 +188,9 @@ def test_the_tower_in_8_bits_equals_the_torch_modules(layer_scale: float | None)
     assert len(rounded) == 4 * (len(layers) + 1) + 2
     with torch.no_grad():
         expected = model.encode_images(torch.tensor(views(2, 32)), 4).numpy()
-        exact = build_decoder(config, FULL_PRECISION, tensors).encode_images(torch.tensor(views(2, 32)), 4).numpy()  # type: ignore[operator]
+        original = build_decoder(config, FULL_PRECISION, tensors)
+        assert isinstance(original, MultimodalDecoder)
+        exact = original.encode_images(torch.tensor(views(2, 32)), 4).numpy()
     found = VisionTower(config, with_vision_for_products(stored, numerics)).encode(views(2, 32), 4)
     scale = np.linalg.norm(exact)
     assert np.linalg.norm(found - expected) < 1e-2 * scale  # inputs that round to the next integer; products have equal bits

@@ -37,7 +37,7 @@ class TowerParts:
     """Computes with named weights: `NAME.weight` [R, I] and `NAME.bias` [R] of matrices and norms.
 
     Args:
-        weights: contiguous fp32 arrays; of matrices also int8 with `NAME.weight.scale` [R], where I divides into blocks of 32.
+        weights: contiguous fp32 arrays; of matrices also int8 with `NAME.weight.scale` [R], if I is a multiple of 32.
             Matrices are removed here when they are converted, at their first use.
         kernels: name of a kernel set; None for the best of this processor.
 
