@@ -2,8 +2,8 @@
 
 Half and three quarters of the patches are masked, against none. `flip_ratio` is the pairs per CPU-second with half of the
 patches masked, divided by those without masking. Then all train for the CPU time of the steps without masking; the masked
-runs encode all patches in their last tenth. `zero_shot_*` is the share of held-out images that pick their caption among 16
-of their kind, and the reverse, averaged over seeds; designs, fonts and names are held out.
+runs encode all patches in their last tenth. `zero_shot_*` is the share of held-out scenes that pick their caption among 16,
+and the reverse, averaged over seeds; their objects and wordings are held out.
 
     python benchmarks/clip_flip.py [--quick] [--json] [--finished FILE]
 

@@ -1,7 +1,8 @@
 """Refusals of questions about absent objects, and false refusals (report 4.4): a model with vision on unseen scenes.
 
 Each scene has a question about an object that it does not show, and the same question, in the same words, about one that it
-shows; the objects are of kinds that training shows, since a model has no words for others. `refused_absent` is the share of
+shows. Training asks about both kinds in these words; the objects are of kinds that it shows, since a model has no words for
+others. `refused_absent` is the share of
 the first that the model refuses, `refused_present` that of the second. `constant` is a model that always refuses. Answers
 are greedy; a refusal begins like the refusals of the drawings.
 
@@ -30,6 +31,7 @@ from openafm.bundle import open_bundle
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.generators import generator_config
+from openafm.data.drawing.scenes.texts import scene_texts
 from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.transcripts.prompt import Prompt
 
@@ -51,12 +53,17 @@ def pairs(count: int) -> Iterator[tuple[Drawn, str, str, str]]:
         names = drawn.captions.get("keywords", "").split(", ")
         single = [name for name in names if is_single(name, drawn.captions.get("short", ""))]
         refused = absent and REFUSED.search(absent.answer)
-        if absent is None or refused is None or not single:
+        if absent is None or refused is None or not single or not says_nothing(absent.question, refused[1]):
             continue
         yield drawn, absent.question, absent.answer, absent.question.replace(refused[1], single[0])
         found += 1
         if found == count:
             return
+
+
+def says_nothing(question: str, name: str) -> bool:
+    """Return whether questions about present objects have these words, so that only the image tells the answer."""
+    return any(question in scene_texts("en").all_lines(section, name) for section in ("ask.area", "ask.box"))
 
 
 def is_single(name: str, caption: str) -> bool:

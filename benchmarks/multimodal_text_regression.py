@@ -6,7 +6,7 @@ below 0 is better. `text_only_change` is the same for a decoder that continues o
 
     python benchmarks/multimodal_text_regression.py [--quick] [--json] [--finished FILE]
 
-A full run (3 seeds at size micro, about 3 hours on one core) writes docs/benchmarks/multimodal_text_regression.json.
+A full run (3 seeds at size micro, about 1.5 hours on one core) writes docs/benchmarks/multimodal_text_regression.json.
 """
 
 from __future__ import annotations

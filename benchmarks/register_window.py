@@ -5,12 +5,14 @@
     no_registers      ViTDet as published; the mean of the patches is the image's vector
     all_global        every layer is global, fewer steps for the same operations
 
-`rw_gain` is the zero-shot accuracy with Register-Window minus that of plain windows: the share of held-out images that pick
-their caption among 16 of their kind, and the reverse, averaged over seeds.
+Half of the patches of each window are masked but in the last tenth of the steps (FLIP), so that a run sees more pairs.
+
+`rw_gain` is the zero-shot accuracy with Register-Window minus that of plain windows: the share of held-out scenes that pick
+their caption among 16, and the reverse, averaged over seeds.
 
     python benchmarks/register_window.py [--quick] [--json] [--finished FILE]
 
-A full run (3 seeds, about 1.5 hours on one core) writes docs/benchmarks/register_window.json.
+A full run (3 seeds, about 1.1 hours on one core) writes docs/benchmarks/register_window.json.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Resolution modes (report 5.1): one model, trained in all of them, answers held-out questions in each.
 
-`quality_MODE` is the share of answers that are exact under greedy decoding, on scenes of shapes that training does not show;
+`quality_MODE` is the share of answers that are exact under greedy decoding, on other scenes of the objects of training;
 `refused_absent` and `refused_present` are those of `image_refusals.py`. `tokens_MODE` are the tokens of an image,
 `cpu_s_MODE` the CPU seconds from its pixels to the first logits of an answer, with untrained weights. The model is a compact
 decoder with vision that learns questions and captions; its encoder starts from contrastive training on the same drawings

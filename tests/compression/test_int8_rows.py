@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +10,20 @@ import pytest
 import torch
 from tiny_bundles import write_multimodal_bundle
 
-from openafm.bundle import Bundle, open_bundle
+from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
-from openafm.compression.int8_rows import with_vision_in_8_bits, with_vision_in_float
+from openafm.compression.deploy import build_decoder
+from openafm.compression.group_linear import GroupLinear
+from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits, with_vision_in_float
 from openafm.compression.numerics import FULL_PRECISION, Numerics
+from openafm.models.decoder import Decoder
 from openafm.models.vision.multimodal import MultimodalDecoder
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import windowed_encoder
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import compression_config
 from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.vision import VisionTower
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +53,73 @@ def test_rows_are_rounded_to_half_a_step(bundle: Bundle) -> None:
 def test_a_text_models_tensors_stay() -> None:
     tensors = {"layers.0.up.weight": np.ones((2, 2), np.float32)}
     assert with_vision_in_8_bits(tensors, FULL_PRECISION) == (tensors, FULL_PRECISION)
+
+
+@pytest.fixture(scope="module")
+def wide_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose matrices have inputs in blocks of 32, but those of the second one of each feed-forward."""
+    vision = windowed_encoder(
+        image_side=16, patch_side=2, window_side=4, dim=32, num_layers=2, num_heads=2, mlp_dim=48, num_global_layers=1
+    )
+    return write_multimodal_bundle(tmp_path_factory.mktemp("bundles") / "wide", vision=vision)
+
+
+VIEWS = np.random.default_rng(0).integers(256, size=(2, 16, 16, 3), dtype=np.uint8)
+
+
+def seen(decoder: Decoder) -> np.ndarray:
+    assert isinstance(decoder, MultimodalDecoder)
+    with torch.no_grad():
+        embeddings: np.ndarray = decoder.encode_images(torch.tensor(VIEWS), 4).numpy()
+    return embeddings
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def test_both_engines_round_the_inputs_of_a_compressed_bundle(
+    wide_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path))
+    small = open_bundle(compress(wide_bundle, compression_config("int2"), "small").bundle)
+    decoder, exact = load_decoder(small), seen(load_decoder(wide_bundle))
+    rounded = {name for name, module in decoder.named_modules() if isinstance(module, GroupLinear)}
+    names = ("query_key_value", "output", "up")
+    layers = ("vision.layers.0", "vision.layers.1", "adapter.layer")
+    others = {"adapter.projection", "adapter.convolution.taps"}
+    assert rounded >= {f"{layer}.{name}" for layer in layers for name in names} | others
+    assert not any(name.endswith(".down") or name == "vision.patch" for name in rounded)
+    found = seen(decoder)
+    unrounded = seen(build_decoder(small.config, replace(small.numerics, vision="int8_per_row"), small.tensors()))
+    native = NativeEngine(small, num_threads=1).encode_views(VIEWS, 4)
+    assert difference(unrounded, exact) < 0.02
+    assert 1e-3 < difference(found, unrounded) < 0.03  # inputs are rounded, and little is lost
+    assert difference(native, found) < 0.5 * difference(found, unrounded)
+
+
+def test_older_bundles_are_decoded(wide_bundle: Bundle, tmp_path: Path) -> None:
+    tensors, numerics = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
+    older = write_bundle(
+        tmp_path / "older",
+        config=wide_bundle.config,
+        tokenizer=wide_bundle.tokenizer,
+        template=wide_bundle.template,
+        tensors=tensors,
+        numerics=replace(numerics, vision="int8_per_row"),
+    )
+    decoder = load_decoder(older)
+    assert not any(isinstance(module, GroupLinear) for module in decoder.modules())
+    assert isinstance(older.config, MultimodalConfig)
+    native = VisionTower(older.config, with_vision_for_products(older.tensors(), older.numerics)).encode(VIEWS, 4)
+    assert np.abs(native - seen(decoder)).max() < 2e-5 * np.abs(native).max()
+
+
+def test_scales_that_do_not_fit_are_refused(wide_bundle: Bundle) -> None:
+    tensors, numerics = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
+    name = "vision.layers.0.up.weight.scale"
+    with pytest.raises(ValueError, match=r"up.weight.scale has shape \(1,\), expected \(48,\)"):
+        with_vision_for_products(tensors | {name: tensors[name][:1]}, numerics)
 
 
 def test_a_compressed_bundle_sees_as_the_original(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from openafm.compression.deploy import packed_tensors
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
+from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import adapter_for, windowed_encoder
@@ -114,13 +115,17 @@ IMAGE_MODES = (
 )
 
 
-def write_multimodal_bundle(path: Path, modes: tuple[ImageModeConfig, ...] = IMAGE_MODES) -> Bundle:
+TINY_VISION = windowed_encoder(
+    image_side=16, patch_side=2, window_side=4, dim=16, num_layers=2, num_heads=2, mlp_dim=24, num_global_layers=1
+)
+
+
+def write_multimodal_bundle(
+    path: Path, modes: tuple[ImageModeConfig, ...] = IMAGE_MODES, vision: VisionConfig = TINY_VISION
+) -> Bundle:
     """Write a bundle with a vision encoder of random weights, whose answers depend on the image."""
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
-    vision = windowed_encoder(
-        image_side=16, patch_side=2, window_side=4, dim=16, num_layers=2, num_heads=2, mlp_dim=24, num_global_layers=1
-    )
     config = MultimodalConfig.of(_shared_kv(512), vision, adapter_for(vision, 2), modes)
     decoder = _decoder(config, 0)
     with torch.no_grad():

@@ -18,6 +18,9 @@ from openafm.compression.low_bit import ActivationRounding
 from openafm.compression.rounding import round_per_token
 from openafm.models.layers import Linear
 
+_EXACT_INPUTS = 1024
+"""Products of this many codes with rounded inputs, each at most 128 * 127, sum up to less than 2^24."""
+
 
 class GroupedProduct(nn.Module):
     """x W^T for a grouped matrix W."""
@@ -39,11 +42,13 @@ class GroupedProduct(nn.Module):
             return F.linear(x, self._values().to(x.dtype))
         rounded = round_per_token(x)
         x_NC, scale_N1 = rounded.integers.flatten(0, -2).float(), rounded.scale.flatten(0, -2)
-        if self._group:
-            y_NR = self._grouped(x_NC) * scale_N1
-        else:
-            y_NR = F.linear(x_NC.double(), self.levels.double()).float() * (scale_N1 * self.scale)
+        y_NR = self._grouped(x_NC) * scale_N1 if self._group else self._summed(x_NC).float() * (scale_N1 * self.scale)
         return y_NR.unflatten(0, x.shape[:-1]).to(x.dtype)
+
+    def _summed(self, x_NC: Tensor) -> Tensor:
+        """Return the exact products with the codes: parts of a sum are integers below 2^24, exact in fp32 and its speed."""
+        parts = zip(x_NC.split(_EXACT_INPUTS, 1), self.levels.split(_EXACT_INPUTS, 1), strict=True)
+        return torch.stack([F.linear(x, levels).double() for x, levels in parts]).sum(0)
 
     def _grouped(self, x_NC: Tensor) -> Tensor:
         total_NR = x_NC.new_zeros(len(x_NC), len(self.levels))

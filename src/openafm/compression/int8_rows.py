@@ -55,13 +55,17 @@ def with_vision_in_float(tensors: Arrays, numerics: Numerics) -> dict[str, NDArr
 
 
 def with_vision_for_products(tensors: Arrays, numerics: Numerics) -> dict[str, NDArray[Any]]:
-    """Return tensors as engines multiply them: matrices whose inputs are rounded as they are stored, others in fp32.
+    """Return tensors as engines multiply them: matrices whose inputs are rounded as they are stored, all others in fp32.
 
     Raises:
         KeyError, ValueError: a scale is missing, or does not fit its matrix.
     """
     if not numerics.rounds_vision:
         return with_vision_in_float(tensors, numerics)
+    for scale in _scales(tensors):
+        num_rows = len(tensors[scale.removesuffix(".scale")])
+        if tensors[scale].shape != (num_rows,):
+            raise ValueError(f"{scale} has shape {tensors[scale].shape}, expected ({num_rows},)")
     return _decoded(tensors, {scale for scale in _scales(tensors) if not _is_rounded(scale.removesuffix(".scale"), tensors)})
 
 

@@ -50,8 +50,8 @@ class Numerics(Config):
     products with codes are summed as integers; everything else is fp32 (compression/exact.py). Matrices in bfloat16 then
     multiply unrounded fp32 inputs. `vision` is the format of the matrices of a vision encoder and its adapter; they are
     computed in the dtype of `activations`, or in fp32. int8_per_row: code times an fp32 scale of the row. With
-    int8_per_row_and_token the inputs of these matrices are also rounded to 8 bits with one scale per token; the embedding of
-    patches stays in fp32 (compression/int8_rows.py).
+    int8_per_row_and_token the inputs of these matrices are also rounded to 8 bits with one scale per token, except pixels
+    and inputs that do not divide into blocks of 32 (compression/int8_rows.py).
     """
 
     weights: WeightNumerics = "float32"

@@ -56,6 +56,8 @@ def decoded_tensors(bundle: Bundle) -> dict[str, NDArray[Any]]:
     with torch.device("meta"):
         shapes = {name: tensor.shape for name, tensor in bundle.config.build().state_dict().items()}
     plain = replace(bundle.numerics, activations=FULL_PRECISION.activations, kv=FULL_PRECISION.kv)
+    if plain.rounds_vision:
+        plain = replace(plain, vision="int8_per_row")
     decoder = build_decoder(bundle.config, plain, bundle.tensors())
     if bundle.recovery_adapter is not None:
         put_on(decoder, bundle.recovery_adapter)

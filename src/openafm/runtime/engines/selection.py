@@ -12,6 +12,7 @@ import numpy as np
 from openafm.adapters.package import WEIGHTS, AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.store import record_use
+from openafm.compression.int8_rows import is_vision
 from openafm.core.errors import UsageError
 from openafm.core.native_build import NativeBuildError
 from openafm.core.terminal import escaped
@@ -116,7 +117,11 @@ def adapter_bytes(adapter: AdapterPackage, engine: Literal["native", "torch"]) -
 
 def vision_bytes(bundle: Bundle, engine: Literal["native", "torch"]) -> int:
     """Return the bytes of a vision encoder that an engine loads for the first image; torch loads it with the model."""
-    return _VISION_WEIGHT_BYTES * bundle.config.other_parameters() if engine == "native" else 0
+    if engine == "torch":
+        return 0
+    if not bundle.numerics.rounds_vision:
+        return _VISION_WEIGHT_BYTES * bundle.config.other_parameters()
+    return sum(tensor.data.nbytes for name, tensor in bundle.stored_tensors.items() if is_vision(name))
 
 
 def weight_bytes(bundle: Bundle, num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:

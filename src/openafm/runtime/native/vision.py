@@ -89,7 +89,10 @@ class VisionTower:
             return np.concatenate([self._encoded(view_YXC, side) for view_YXC in views_VYXC])
 
     def states(self, view_YXC: NDArray[np.uint8]) -> Floats:
-        """Return the output of the encoder for a view, without the adapter: registers, then patches row by row, [T, D]."""
+        """Return the encoder's output for a view, without the adapter: registers, then patches row by row, [T, D].
+
+        One call at a time.
+        """
         x_1NWD = self._embedded(view_YXC[None])
         num_windows, num_registers = x_1NWD.shape[1], self._vision.num_registers
         x_TD = np.concatenate([self._weights["vision.registers_RD"], x_1NWD.reshape(-1, self._vision.dim)])

@@ -78,9 +78,13 @@ class TowerParts:
         """Return x plus the feed-forward of its layer norm, with GELU between the two products.
 
         Raises:
+            ValueError: the matrices or the rows do not fit each other.
             OutOfMemoryError: there is no memory for the rows between the products.
         """
         first, second = self._matrix(up), self._matrix(down)
+        sizes = (first.struct.num_inputs, second.struct.num_outputs, first.struct.num_outputs)
+        if sizes != (x_TD.shape[1], x_TD.shape[1], second.struct.num_inputs):
+            raise ValueError(f"{up} and {down} do not fit each other, or rows of {x_TD.shape[1]}")
         x_TD = np.ascontiguousarray(x_TD)
         y_TD = np.empty_like(x_TD)
         matrices = (ctypes.byref(first.struct), ctypes.byref(second.struct))

@@ -128,11 +128,11 @@ OA_EXPORT void oa_tower_free(OaTower *tower);
 // Layer norms y of rows x [N, dim].
 OA_EXPORT void oa_tower_norm(OaTower *tower, const float *x, const float *weight, const float *bias, int32_t num_rows,
                              int32_t dim, float eps, float *y);
-// y [N, R] = x [N, I] times a matrix plus its bias, and GELU of that with `has_gelu`. A matrix is fp32, or has 8 bits with a scale
-// for each row; its inputs are then rounded to 8 bits. Returns 0, or 1 if memory is exhausted.
+// y [N, R] = x [N, I] times a matrix plus its bias, and GELU of that with `has_gelu`. A matrix is fp32, or has 8 bits with a
+// scale for each row; its inputs are then rounded to 8 bits. Returns 0, or 1 if memory is exhausted.
 OA_EXPORT int32_t oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows,
                                    float *y);
-// y [N, D] = x + down(gelu(up(layer norm of x))).
+// y [N, D] = x + down(gelu(up(layer norm of x))). Returns 0, or 1 if memory is exhausted.
 OA_EXPORT int32_t oa_tower_feed_forward(OaTower *tower, const OaMatrix *up, const OaMatrix *down, const float *norm_weight,
                                         const float *norm_bias, float eps, const float *x, int32_t num_rows, float *y);
 // Attention within each window, y [windows, tokens of a window, H, C], of qkv [rows, 3, H, C]. A window has the first `num_shared`

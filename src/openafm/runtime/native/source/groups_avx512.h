@@ -36,7 +36,7 @@ inline void add_block(const uint8_t *const *codes, const int8_t *const *a, int a
 }
 
 // N rows of activations times T tiles: integer sums within a group, then scaled. `sums` are those of `sums_of_groups`. With one
-// row memory is the limit; with more, each broadcast serves two tiles, and their sums are chains enough.
+// row memory is the limit; with more, each broadcast serves two or four tiles, and their sums are chains enough.
 template <int BITS, int N, int T>
 void grouped_tile(const OaMatrix &matrix, const Groups &groups, int tile, const Rounded &x, const int32_t *sums, int64_t row, float *y,
                   int64_t stride) {
@@ -113,13 +113,9 @@ void grouped_rows(const OaMatrix &matrix, const Groups &groups, int tile, const 
 // Codes of 8 bits with a scale for each row, times many rows: the sums of WHOLE_ROWS rows and four tiles fill the registers.
 void whole_rows(const OaMatrix &matrix, const Groups &groups, int tile, const Rounded &x, const int32_t *sums, float *y, int64_t stride) {
     typedef void (*Multiply)(const OaMatrix &, const Groups &, int, const Rounded &, const int32_t *, int64_t, float *, int64_t);
-    static const Multiply multiply[WHOLE_ROWS + 1] = {0,
-                                                      grouped_tile<8, 1, 4>,
-                                                      grouped_tile<8, 2, 4>,
-                                                      grouped_tile<8, 3, 4>,
-                                                      grouped_tile<8, 4, 4>,
-                                                      grouped_tile<8, 5, 4>,
-                                                      grouped_tile<8, 6, 4>};
+    // Equal parts of WHOLE_ROWS or more rows have at least three.
+    static const Multiply multiply[WHOLE_ROWS + 1] = {
+        0, 0, 0, grouped_tile<8, 3, 4>, grouped_tile<8, 4, 4>, grouped_tile<8, 5, 4>, grouped_tile<8, 6, 4>};
     for (int row = 0, count; row < x.num_rows; row += count) {
         const int left = x.num_rows - row, parts = (left + WHOLE_ROWS - 1) / WHOLE_ROWS;
         count = (left + parts - 1) / parts;

@@ -12,6 +12,7 @@ namespace {
 enum {
     QUERIES_OF_BLOCK = 48,
     ROWS_OF_BLOCK = 96,  // rows whose inputs and outputs stay in the L2 cache from product to product
+    ROWS_TOGETHER = 6,   // rows that the kernels multiply at once
     TILES_OF_PANEL = PANEL_ROWS / TILE_ROWS
 };
 
@@ -39,8 +40,9 @@ struct Room {
     std::vector<int8_t> integers;
     std::vector<int32_t> sums, group_sums;
 
-    void reserve(int num_inputs) {
-        const int stride = padded(num_inputs);
+    void reserve(const OaMatrix &matrix) {
+        if (matrix.kind != OA_INT8) return;
+        const int stride = padded(matrix.num_inputs);
         if (integers.size() < (size_t)ROWS_OF_BLOCK * stride) integers.resize((size_t)ROWS_OF_BLOCK * stride);
         if (group_sums.size() < (size_t)ROWS_OF_BLOCK * stride / GROUP) group_sums.resize((size_t)ROWS_OF_BLOCK * stride / GROUP);
         scales.resize(ROWS_OF_BLOCK), sums.resize(ROWS_OF_BLOCK);
@@ -130,12 +132,14 @@ struct OaTower {
     OaTower(const Kernels &of, int num_threads)
         : kernels(of), pool(num_threads), heads(pool.num_threads()), rooms(pool.num_threads()) {}
 
-    // Calls work(room, first row, number of rows) for all rows.
+    // Calls work(room, first row, number of rows) for all rows. Blocks are smaller where some threads would have none.
     template <class Work>
     void by_blocks(int num_rows, const Work &work) {
-        pool.parallel((num_rows + ROWS_OF_BLOCK - 1) / ROWS_OF_BLOCK, [&](int begin, int end) {
-            for (int first = begin * ROWS_OF_BLOCK; first < num_rows && first < end * ROWS_OF_BLOCK; first += ROWS_OF_BLOCK)
-                work(rooms[Pool::this_thread()], first, num_rows - first < ROWS_OF_BLOCK ? num_rows - first : ROWS_OF_BLOCK);
+        const int share = (num_rows + pool.num_threads() - 1) / pool.num_threads();
+        const int whole = (share + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER, rows = whole < ROWS_OF_BLOCK ? whole : ROWS_OF_BLOCK;
+        pool.parallel((num_rows + rows - 1) / rows, [&](int begin, int end) {
+            for (int first = begin * rows; first < num_rows && first < end * rows; first += rows)
+                work(rooms[Pool::this_thread()], first, num_rows - first < rows ? num_rows - first : rows);
         });
     }
 };
@@ -158,7 +162,7 @@ void oa_tower_norm(OaTower *tower, const float *x, const float *weight, const fl
 
 int32_t oa_tower_product(OaTower *tower, const OaMatrix *matrix, int32_t has_gelu, const float *x, int32_t num_rows,
                          float *y) try {
-    for (Room &room : tower->rooms) room.reserve(matrix->num_inputs);
+    for (Room &room : tower->rooms) room.reserve(*matrix);
     tower->by_blocks(num_rows, [&](Room &room, int64_t first, int count) {
         multiply(tower->kernels, *matrix, has_gelu, x + first * matrix->num_inputs, count, room,
                  y + first * matrix->num_outputs, matrix->num_outputs);
@@ -172,7 +176,7 @@ int32_t oa_tower_feed_forward(OaTower *tower, const OaMatrix *up, const OaMatrix
                               const float *norm_bias, float eps, const float *x, int32_t num_rows, float *y) try {
     const int dim = down->num_outputs;
     for (Room &room : tower->rooms) {
-        room.reserve(up->num_inputs), room.reserve(down->num_inputs);
+        room.reserve(*up), room.reserve(*down);
         room.normed.resize((size_t)ROWS_OF_BLOCK * dim);
         room.hidden.resize((size_t)ROWS_OF_BLOCK * up->num_outputs);
     }

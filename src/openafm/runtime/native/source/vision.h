@@ -50,7 +50,8 @@ void gelu(float *x, int n) {
     by_vectors(x, n, 0, [&](int i, int count, const Singles &numbers) {
         const Singles size = numbers < 0 ? -numbers : numbers, t = 1 / (size * P + 1);
         Singles tail = Singles{} + 1.061405429f, power = -HALF_LOG2_OF_E * size * size;
-        power = power > LEAST_POWER ? power : Singles{} + LEAST_POWER;  // products of smaller numbers would be subnormal, which is slow
+        // Products of smaller numbers would be subnormal, which is slow.
+        power = power > LEAST_POWER ? power : Singles{} + LEAST_POWER;
         for (const float factor : FACTORS) tail = tail * t + factor;
         raise_2_to(power);
         store_lanes((numbers > 0 ? numbers : 0 * numbers) - tail * t * power * size * 0.5f, count, x + i);
