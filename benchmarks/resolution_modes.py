@@ -8,7 +8,7 @@ decoder with vision that learns questions and captions; its encoder starts from 
 
     python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
-A full run (3 seeds, about an hour on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
+A full run (3 seeds, about 3 hours on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ FULL = Size(
     kinds=SCENES,
     count=4_000,
     contrastive_steps=500,
-    steps=300,
+    steps=1_500,
     refusals=100,
     rounds=9,
     row_tokens=2048,
