@@ -20,7 +20,8 @@ from openafm.runtime.native.matrix_layout import FLOAT32, INT8, PANEL_ROWS, TILE
 from openafm.runtime.native.model import OutOfMemoryError
 
 Floats = NDArray[np.float32]
-Weights = dict[str, NDArray[np.float32] | NDArray[np.int8]]
+Weights = dict[str, NDArray[Any]]
+"""Arrays of fp32 and, for codes of matrices, int8."""
 
 
 @dataclass(frozen=True, kw_only=True)
