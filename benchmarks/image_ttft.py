@@ -1,10 +1,10 @@
 """Time to the first token of a prompt with one image, by resolution mode (report 5.1), on both engines.
 
 The model is `on_device.nano_multimodal` with random weights in fp32 and the tokenizer of the shipped nano: times do not
-depend on what it learned. Each prompt has another image of 1,000 x 800 pixels and a new session, so no cache has its
-embeddings or its keys and values. `ttft_MODE_ENGINE` are median seconds from the call to the first token,
-`cpu_s_MODE_ENGINE` the CPU seconds of it, which other work on the machine changes less, `tokens_MODE` the tokens of an
-image. Modes and engines alternate, on one thread.
+depend on what it learned. `native_8_bit` has vision weights in 8 bits. Each prompt has another image of 1,000 x 800 pixels
+and a new session, so no cache has its embeddings or its keys and values. `ttft_MODE_ENGINE` are median seconds from the call
+to the first token, `cpu_s_MODE_ENGINE` the CPU seconds of it, which other work on the machine changes less, `tokens_MODE` the
+tokens of an image. Modes and engines alternate, on one thread; all models stay loaded.
 
     python benchmarks/image_ttft.py [--quick] [--json]
 
@@ -30,11 +30,15 @@ from shared.vision_runs import home
 
 import openafm as fm
 from openafm.bundle import open_bundle, write_bundle
+from openafm.compression.int8_rows import with_vision_in_8_bits
+from openafm.compression.numerics import FULL_PRECISION
+from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "image_ttft.json"
-ENGINES = ("torch", "native")
+ENGINES = ("torch", "native", "native_8_bit")
+"""Engines; the last one has the vision weights of a compressed bundle."""
 SIDES = (800, 1000)
 
 
@@ -59,20 +63,31 @@ def seconds(model: fm.SystemLanguageModel, mode: str, seed: int) -> tuple[float,
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
     shipped, config = open_bundle("nano"), named_size("on_device.nano_multimodal")
     assert isinstance(config, MultimodalConfig)
-    weights = {name: weight.numpy() for name, weight in config.build(seed=0).state_dict().items()}
     models: dict[str, fm.SystemLanguageModel] = {}
-    for engine in ENGINES:  # an engine is chosen when its model is loaded
+    loaded: dict[str, LoadedModel] = {}  # a model that nothing holds would be loaded again for each request
+    for seed, engine in enumerate(ENGINES):
+        # Bundles with equal weights would share one loaded model, and its caches.
+        weights = {name: weight.numpy() for name, weight in config.build(seed=seed).state_dict().items()}
+        has_8_bits = engine == "native_8_bit"
+        tensors, numerics = with_vision_in_8_bits(weights, FULL_PRECISION) if has_8_bits else (weights, FULL_PRECISION)
         bundle = write_bundle(
-            folder / engine, config=config, tokenizer=shipped.tokenizer, template=shipped.template, tensors=weights
+            folder / engine,
+            config=config,
+            tokenizer=shipped.tokenizer,
+            template=shipped.template,
+            tensors=tensors,
+            numerics=numerics,
         )
-        os.environ["OPENAFM_ENGINE"] = engine
+        os.environ["OPENAFM_ENGINE"] = engine.removesuffix("_8_bit")  # chosen when a model is loaded
         models[engine] = fm.SystemLanguageModel(bundle=bundle.path)
-        models[engine].load()
+        loaded[engine] = models[engine].load()
+        assert ("Torch" in type(loaded[engine].engine).__name__) == (engine == "torch")
     modes = {mode.name: mode for mode in config.image_modes}
     times: dict[tuple[str, str], list[tuple[float, float]]] = {(mode, engine): [] for mode in modes for engine in ENGINES}
     for seed in range(rounds + 1):  # the first one warms up
         for mode, engine in times:
             times[mode, engine].append(seconds(models[engine], mode, seed))
+    assert all(models[engine].load() is loaded[engine] for engine in ENGINES)
     figures: dict[str, Any] = {f"tokens_{name}": mode.num_tokens for name, mode in modes.items()}
     for (mode, engine), measured in times.items():
         wall, cpu = zip(*measured[1:], strict=True)

@@ -44,7 +44,7 @@ FEW_TOKENS = 500
 KINDS, FEW_KINDS = ("charts", "flyers", "scenes", "signs"), ("scenes", "signs")
 """Kinds of drawings of full and of quick runs."""
 SCENES, SCENE_TOKENS = ("scenes",), 400
-"""The kind whose captions a model distinguishes after minutes of training, without reading; a vocabulary of its few words."""
+"""The kind whose captions a model distinguishes after minutes of training, and a vocabulary of its few words."""
 PackedMode = Literal["drawn", "rapid", "balanced", "high"]
 
 
