@@ -3,7 +3,7 @@
 The model is `on_device.nano_multimodal` with random weights in fp32 and the tokenizer of the shipped nano: times do not
 depend on what it learned. `native_8_bit` has vision weights in 8 bits. Each prompt has another image of 1,000 x 800 pixels
 and a new session, so no cache has its embeddings or its keys and values. `ttft_MODE_ENGINE` are median seconds from the call
-to the first token, `cpu_s_MODE_ENGINE` the CPU seconds of it, which other work on the machine changes less, `tokens_MODE` the
+to the first token, `cpu_s_MODE_ENGINE` its CPU seconds, which other work on the machine changes less, `tokens_MODE` the
 tokens of an image. Modes and engines alternate, on one thread; all models stay loaded.
 
     python benchmarks/image_ttft.py [--quick] [--json]
