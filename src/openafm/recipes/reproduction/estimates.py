@@ -26,7 +26,7 @@ _OTHER_SECONDS: Mapping[str, tuple[int, int, int]] = {
     "vision": (350, 350, 2400),
     "continued": (140, 180, 2400),
     "fine_tuning": (125, 180, 2400),
-    "rlhf": (60, 600, 7200),
+    "rlhf": (60, 400, 7200),
     "two_bits": (65, 100, 600),
     "astc": (78, 100, 900),
     "evaluation": (60, 120, 1200),
