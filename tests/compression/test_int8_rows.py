@@ -22,6 +22,7 @@ from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import windowed_encoder
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import compression_config
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.vision import VisionTower
 
@@ -96,6 +97,20 @@ def test_both_engines_round_the_inputs_of_a_compressed_bundle(
     assert difference(unrounded, exact) < 0.02
     assert 1e-3 < difference(found, unrounded) < 0.03  # inputs are rounded, and little is lost
     assert difference(native, found) < 0.5 * difference(found, unrounded)
+
+
+def test_the_torch_engine_rounds_inputs_in_bfloat16(wide_bundle: Bundle, tmp_path: Path) -> None:
+    tensors, numerics = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
+    small = write_bundle(
+        tmp_path / "small",
+        config=wide_bundle.config,
+        tokenizer=wide_bundle.tokenizer,
+        template=wide_bundle.template,
+        tensors=tensors,
+        numerics=replace(numerics, activations="bfloat16", kv="bfloat16"),
+    )
+    found = TorchEngine.open(small).encode_views(VIEWS, 4)
+    assert difference(found, seen(load_decoder(wide_bundle))) < 0.05
 
 
 def test_older_bundles_are_decoded(wide_bundle: Bundle, tmp_path: Path) -> None:

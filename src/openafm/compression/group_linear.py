@@ -48,7 +48,7 @@ class GroupedProduct(nn.Module):
     def _summed(self, x_NC: Tensor) -> Tensor:
         """Return the exact products with the codes: parts of a sum are integers below 2^24, exact in fp32 and its speed."""
         parts = zip(x_NC.split(_EXACT_INPUTS, 1), self.levels.split(_EXACT_INPUTS, 1), strict=True)
-        return torch.stack([F.linear(x, levels).double() for x, levels in parts]).sum(0)
+        return torch.stack([F.linear(x, levels.float()).double() for x, levels in parts]).sum(0)
 
     def _grouped(self, x_NC: Tensor) -> Tensor:
         total_NR = x_NC.new_zeros(len(x_NC), len(self.levels))
