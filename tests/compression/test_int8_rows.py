@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +14,19 @@ from tiny_bundles import write_multimodal_bundle
 
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
+from openafm.bundle.errors import BundleError
 from openafm.compression.deploy import build_decoder
 from openafm.compression.group_linear import GroupLinear
-from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits, with_vision_in_float
+from openafm.compression.int8_rows import is_vision, with_vision_for_products, with_vision_in_8_bits, with_vision_in_float
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.models.decoder import Decoder
 from openafm.models.vision.multimodal import MultimodalDecoder
-from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import windowed_encoder
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import compression_config
+from openafm.runtime.engines.selection import vision_bytes
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.native.vision import VisionTower
 
 
 @pytest.fixture(scope="module")
@@ -99,42 +101,60 @@ def test_both_engines_round_the_inputs_of_a_compressed_bundle(
     assert difference(native, found) < 0.5 * difference(found, unrounded)
 
 
-def test_the_torch_engine_rounds_inputs_in_bfloat16(wide_bundle: Bundle, tmp_path: Path) -> None:
-    tensors, numerics = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
-    small = write_bundle(
-        tmp_path / "small",
-        config=wide_bundle.config,
-        tokenizer=wide_bundle.tokenizer,
-        template=wide_bundle.template,
-        tensors=tensors,
-        numerics=replace(numerics, activations="bfloat16", kv="bfloat16"),
+def in_8_bits(bundle: Bundle, path: Path, changed: Mapping[str, np.ndarray] | None = None, **numerics: Any) -> Bundle:
+    """Return a bundle with its vision in 8 bits, with changed tensors and numerics."""
+    tensors, found = with_vision_in_8_bits(bundle.tensors(), FULL_PRECISION)
+    return write_bundle(
+        path,
+        config=bundle.config,
+        tokenizer=bundle.tokenizer,
+        template=bundle.template,
+        tensors=tensors | dict(changed or {}),
+        numerics=replace(found, **numerics),
     )
+
+
+def test_the_torch_engine_rounds_inputs_in_bfloat16(wide_bundle: Bundle, tmp_path: Path) -> None:
+    small = in_8_bits(wide_bundle, tmp_path / "small", activations="bfloat16", kv="bfloat16")
     found = TorchEngine.open(small).encode_views(VIEWS, 4)
     assert difference(found, seen(load_decoder(wide_bundle))) < 0.05
 
 
 def test_older_bundles_are_decoded(wide_bundle: Bundle, tmp_path: Path) -> None:
-    tensors, numerics = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
-    older = write_bundle(
-        tmp_path / "older",
-        config=wide_bundle.config,
-        tokenizer=wide_bundle.tokenizer,
-        template=wide_bundle.template,
-        tensors=tensors,
-        numerics=replace(numerics, vision="int8_per_row"),
-    )
+    older = in_8_bits(wide_bundle, tmp_path / "older", vision="int8_per_row")
     decoder = load_decoder(older)
     assert not any(isinstance(module, GroupLinear) for module in decoder.modules())
-    assert isinstance(older.config, MultimodalConfig)
-    native = VisionTower(older.config, with_vision_for_products(older.tensors(), older.numerics)).encode(VIEWS, 4)
+    native = NativeEngine(older, num_threads=1).encode_views(VIEWS, 4)
     assert np.abs(native - seen(decoder)).max() < 2e-5 * np.abs(native).max()
 
 
-def test_scales_that_do_not_fit_are_refused(wide_bundle: Bundle) -> None:
-    tensors, numerics = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
-    name = "vision.layers.0.up.weight.scale"
-    with pytest.raises(ValueError, match=r"up.weight.scale has shape \(1,\), expected \(48,\)"):
-        with_vision_for_products(tensors | {name: tensors[name][:1]}, numerics)
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("up.weight.scale", (1,), r"codes \(48, 32\) and scales \(1,\)"),
+        ("up.weight", (48 * 32,), r"codes \(1536,\) and scales \(48,\)"),
+        ("up.bias", (1,), r"up has weights \(48, 32\) and a bias \(1,\)"),
+        ("down.weight", (8, 48), r"codes \(8, 48\) and scales \(32,\)"),
+        ("mlp_norm.weight", (1,), r"mlp_norm has weights \(1,\)"),
+        ("attention_norm.bias", (31,), r"a bias \(31,\), expected \(32,\)"),
+    ],
+)
+def test_the_native_engine_reads_no_array_beyond_its_end(
+    wide_bundle: Bundle, tmp_path: Path, name: str, shape: tuple[int, ...], message: str
+) -> None:
+    whole = f"vision.layers.0.{name}"
+    stored, _ = with_vision_in_8_bits(wide_bundle.tensors(), FULL_PRECISION)
+    damaged = in_8_bits(wide_bundle, tmp_path / "damaged", {whole: np.zeros(shape, stored[whole].dtype)})
+    with pytest.raises(BundleError, match=message):
+        NativeEngine(damaged, num_threads=1).encode_views(VIEWS, 4)
+
+
+def test_the_native_engine_counts_the_bytes_that_it_holds(wide_bundle: Bundle, tmp_path: Path) -> None:
+    small = in_8_bits(wide_bundle, tmp_path / "small")
+    held = with_vision_for_products(small.tensors(), small.numerics)
+    assert vision_bytes(small, "native") == sum(array.nbytes for name, array in held.items() if is_vision(name)) + sum(
+        scale.data.nbytes for name, scale in small.stored_tensors.items() if is_vision(name) and name not in held
+    )
 
 
 def test_a_compressed_bundle_sees_as_the_original(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

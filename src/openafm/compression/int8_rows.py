@@ -9,7 +9,7 @@ Shapes: R outputs, C inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -62,15 +62,17 @@ def with_vision_for_products(tensors: Arrays, numerics: Numerics) -> dict[str, N
     """
     if not numerics.rounds_vision:
         return with_vision_in_float(tensors, numerics)
-    for scale in _scales(tensors):
-        num_rows = len(tensors[scale.removesuffix(".scale")])
-        if tensors[scale].shape != (num_rows,):
-            raise ValueError(f"{scale} has shape {tensors[scale].shape}, expected ({num_rows},)")
-    return _decoded(tensors, {scale for scale in _scales(tensors) if not _is_rounded(scale.removesuffix(".scale"), tensors)})
+    codes = {name: tensor for name, tensor in tensors.items() if is_vision(name) and tensor.dtype == np.int8}
+    for name, codes_RC in codes.items():
+        scale_R = tensors[f"{name}.scale"]
+        if codes_RC.ndim != 2 or scale_R.shape != codes_RC.shape[:1]:
+            raise ValueError(f"{name} has codes {codes_RC.shape} and scales {scale_R.shape}, expected [R, C] and [R]")
+    return _decoded(tensors, {f"{name}.scale" for name, codes_RC in codes.items() if not is_rounded(name, codes_RC.shape)})
 
 
-def _is_rounded(name: str, tensors: Arrays) -> bool:
-    return name != _PIXELS and tensors[name].shape[1] % _BLOCK == 0
+def is_rounded(name: str, shape: Sequence[int]) -> bool:
+    """Return whether the inputs of a matrix [R, C] of these numerics are rounded; if not, engines hold it in fp32."""
+    return name != _PIXELS and shape[1] % _BLOCK == 0
 
 
 def _scales(tensors: Arrays) -> set[str]:

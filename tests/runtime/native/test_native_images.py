@@ -144,6 +144,12 @@ def test_products_with_8_bits_have_the_bits_of_torch(num_inputs: int, num_output
         assert relative(parts.linear("up", x_TI, has_gelu=True), torch.nn.functional.gelu(expected)) < 2e-6
 
 
+def test_no_rows_give_no_rows() -> None:
+    for kernels, threads in kernels_and_threads():
+        parts = parts_of(rounded_weights(64, 32, "up")[0], threads, kernels)
+        assert parts.linear("up", np.zeros((0, 32), np.float32)).shape == (0, 64)
+
+
 @pytest.mark.parametrize("num_rows", [1, 97, 200])
 @pytest.mark.parametrize("has_codes", [False, True])
 def test_a_feed_forward_equals_torch_on_all_kernels(has_codes: bool, num_rows: int) -> None:

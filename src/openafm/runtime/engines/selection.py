@@ -12,7 +12,7 @@ import numpy as np
 from openafm.adapters.package import WEIGHTS, AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.store import record_use
-from openafm.compression.int8_rows import is_vision
+from openafm.compression.int8_rows import is_rounded, is_vision
 from openafm.core.errors import UsageError
 from openafm.core.native_build import NativeBuildError
 from openafm.core.terminal import escaped
@@ -121,7 +121,11 @@ def vision_bytes(bundle: Bundle, engine: Literal["native", "torch"]) -> int:
         return 0
     if not bundle.numerics.rounds_vision:
         return _VISION_WEIGHT_BYTES * bundle.config.other_parameters()
-    return sum(tensor.data.nbytes for name, tensor in bundle.stored_tensors.items() if is_vision(name))
+    stored = [tensor for name, tensor in bundle.stored_tensors.items() if is_vision(name)]
+    return sum(
+        tensor.data.nbytes * (1 if tensor.dtype != "I8" or is_rounded(tensor.name, tensor.shape) else _VISION_WEIGHT_BYTES)
+        for tensor in stored
+    )
 
 
 def weight_bytes(bundle: Bundle, num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
+from openafm.bundle.errors import BundleError
 from openafm.compression.int8_rows import with_vision_for_products
 from openafm.models.vision.config import (
     GlobalScopeConfig,
@@ -40,14 +41,23 @@ class LazyVisionTower:
         self._loading = threading.Lock()
 
     def encode(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> Floats:
-        """See `VisionTower.encode`. The bundle's config is a `MultimodalConfig`."""
+        """See `VisionTower.encode`. The bundle's config is a `MultimodalConfig`.
+
+        Raises:
+            BundleError: the vision weights do not fit the config.
+        """
+        try:
+            return self._loaded().encode(views_VYXC, num_tokens)
+        except (ValueError, KeyError) as error:
+            raise BundleError(f"{self._bundle.path}: the vision weights do not fit config.json: {error}") from error
+
+    def _loaded(self) -> VisionTower:
         with self._loading:
             if self._tower is None:
                 tensors = with_vision_for_products(self._bundle.tensors(), self._bundle.numerics)
                 config = cast(MultimodalConfig, self._bundle.config)
                 self._tower = VisionTower(config, tensors, num_threads=self._num_threads, kernels=self._kernels)
-            tower = self._tower
-        return tower.encode(views_VYXC, num_tokens)
+            return self._tower
 
     def release(self) -> None:
         """Free the memory, once running calls have ended."""

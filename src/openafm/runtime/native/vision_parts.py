@@ -73,7 +73,7 @@ class TowerParts:
         rows = (x_TI.ctypes.data, len(x_TI), y_TR.ctypes.data)
         if self._library.oa_tower_product(self._handle, ctypes.byref(matrix.struct), has_gelu, *rows):
             raise OutOfMemoryError(f"no memory for the rounded inputs of {len(x_TI)} image tokens")
-        return y_TR.reshape(*x.shape[:-1], -1)
+        return y_TR.reshape(*x.shape[:-1], y_TR.shape[1])
 
     def feed_forward(self, norm: str, up: str, down: str, eps: float, x_TD: Floats) -> Floats:
         """Return x plus the feed-forward of its layer norm, with GELU between the two products.
@@ -86,18 +86,23 @@ class TowerParts:
         sizes = (first.struct.num_inputs, second.struct.num_outputs, first.struct.num_outputs)
         if sizes != (x_TD.shape[1], x_TD.shape[1], second.struct.num_inputs):
             raise ValueError(f"{up} and {down} do not fit each other, or rows of {x_TD.shape[1]}")
+        weight_D, bias_D = self._norm_weights(norm, x_TD.shape[1])
         x_TD = np.ascontiguousarray(x_TD)
         y_TD = np.empty_like(x_TD)
         matrices = (ctypes.byref(first.struct), ctypes.byref(second.struct))
-        vectors = (self._weights[f"{norm}.weight"].ctypes.data, self._weights[f"{norm}.bias"].ctypes.data)
+        vectors = (weight_D.ctypes.data, bias_D.ctypes.data)
         rows = (x_TD.ctypes.data, len(x_TD), y_TD.ctypes.data)
         if self._library.oa_tower_feed_forward(self._handle, *matrices, *vectors, eps, *rows):
             raise OutOfMemoryError("no memory for the feed-forward of image tokens")
         return y_TD
 
     def norm(self, name: str, eps: float, x_TD: Floats) -> Floats:
-        """Return the layer norm of each row."""
-        weight_D, bias_D = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        """Return the layer norm of each row.
+
+        Raises:
+            ValueError: the norm has another number of weights than the rows have values.
+        """
+        weight_D, bias_D = self._norm_weights(name, x_TD.shape[1])
         x_TD = np.ascontiguousarray(x_TD)
         y_TD = np.empty_like(x_TD)
         vectors = (x_TD.ctypes.data, weight_D.ctypes.data, bias_D.ctypes.data)
@@ -121,6 +126,13 @@ class TowerParts:
             raise OutOfMemoryError(f"no memory for the attention of {window_tokens} image tokens")
         return o_NSD
 
+    def _norm_weights(self, name: str, dim: int) -> tuple[Floats, Floats]:
+        """Return weight and bias of a norm, [D] each. The native library reads as many without a check."""
+        weight_D, bias_D = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        if weight_D.shape != (dim,) or bias_D.shape != (dim,):
+            raise ValueError(f"{name} has weights {weight_D.shape} and a bias {bias_D.shape}, expected ({dim},)")
+        return weight_D, bias_D
+
     def _matrix(self, name: str) -> _Matrix:
         if name not in self._matrices:
             self._matrices[name] = self._packed(name)
@@ -128,6 +140,8 @@ class TowerParts:
 
     def _packed(self, name: str) -> _Matrix:
         weight_RI, bias_R = self._weights.pop(f"{name}.weight"), cast(Floats, self._weights[f"{name}.bias"])
+        if weight_RI.ndim != 2 or bias_R.shape != weight_RI.shape[:1]:
+            raise ValueError(f"{name} has weights {weight_RI.shape} and a bias {bias_R.shape}")
         if weight_RI.dtype == np.int8:
             return self._packed_codes(weight_RI, cast(Floats, self._weights.pop(f"{name}.weight.scale")), bias_R)
         num_outputs, num_inputs = weight_RI.shape

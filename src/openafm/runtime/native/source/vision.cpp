@@ -135,6 +135,7 @@ struct OaTower {
     // Calls work(room, first row, number of rows) for all rows. Blocks are smaller where some threads would have none.
     template <class Work>
     void by_blocks(int num_rows, const Work &work) {
+        if (num_rows < 1) return;
         const int share = (num_rows + pool.num_threads() - 1) / pool.num_threads();
         const int whole = (share + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER, rows = whole < ROWS_OF_BLOCK ? whole : ROWS_OF_BLOCK;
         pool.parallel((num_rows + rows - 1) / rows, [&](int begin, int end) {
