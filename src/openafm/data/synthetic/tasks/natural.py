@@ -37,6 +37,9 @@ _TOOL_SETS, _LABEL_SETS = ("snips", "home", "clinc150"), ("snips", "home", "clin
 _FORM_SETS = ("restaurant8k", "snips", "home", "nlupp")
 _KINDS, _KIND_SHARES = ("label", "tool", "form"), (0.4, 0.4, 0.2)
 _NO_CALL_SHARE, _MOST_TOOLS = 0.3, 6
+_SEVERAL_SHARE, _SEVERAL = 0.6, (2, 7)  # requests of a conversation with one list of labels or one set of tools
+_NONE, _NONE_SHARE = ("none", "other", "none of these", "something else", "no label fits"), 0.4
+_MOST_DRAWS = 8
 _ALIKE = 0.8
 _RARE_SLOT = 0.02
 _DONE = ("Done", "OK", "ok", "Ready", "success")
@@ -159,42 +162,84 @@ def _request(row: Mapping[str, Any]) -> NaturalRequest:
 
 
 def _label_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
-    intents = list(requests.by_intent)
+    """One request with labels to choose from, or several requests to one list of labels."""
     request = rng.choice(requests.requests)
     if not request.intents:
-        drawn = rng.sample(intents, min(len(intents), rng.randint(2, 6)))
+        drawn = rng.sample(list(requests.by_intent), min(len(requests.by_intent), rng.randint(2, 6)))
         others = [NamedLabel(words_of_intent(intent), "") for intent in drawn]
         return labeled_turns(rng, request.text, NamedLabel("out of scope", ""), others, "en", "train")
     gold = rng.choice(request.intents)
-    absent = [intent for intent in intents if intent not in request.intents]
+    absent = [intent for intent in requests.by_intent if intent not in request.intents]
     near = [intent for intent in absent if set(words_of_intent(intent).split()) & set(words_of_intent(gold).split())]
     chosen = {*rng.sample(near, min(len(near), 2)), *rng.sample(absent, min(len(absent), rng.randint(1, 6)))}
+    if rng.random() < _SEVERAL_SHARE:
+        return _listed_turns(rng, requests, request, gold, sorted(chosen))
     others = [NamedLabel(words_of_intent(intent), "") for intent in sorted(chosen)]
     return labeled_turns(rng, request.text, NamedLabel(words_of_intent(gold), ""), others, "en", "train")
 
 
+def _listed_turns(
+    rng: random.Random, requests: NaturalSet, first: NaturalRequest, gold: str, others: Sequence[str]
+) -> tuple[Turn, ...]:
+    """Several requests to one list of labels; in some lists a label stands for all intents that are not listed."""
+    intents = [gold, *others]
+    rng.shuffle(intents)
+    rest = rng.choice(_NONE) if rng.random() < _NONE_SHARE else None
+    names = [words_of_intent(intent) for intent in intents]
+    if rest is not None:
+        names.insert(rng.randrange(len(names) + 1), rest)
+    pairs = [(first.text, words_of_intent(gold))]
+    for _ in range(rng.randint(*_SEVERAL) - 1):
+        request = None if rest is None or rng.random() >= _NO_CALL_SHARE else _draw_absent(rng, requests, intents)
+        if request is not None:
+            pairs.append((request.text, str(rest)))
+            continue
+        intent = rng.choice(intents)
+        request = rng.choice(requests.by_intent[intent])
+        if sum(each in intents for each in request.intents) == 1:  # else two labels are right
+            pairs.append((request.text, words_of_intent(intent)))
+    rng.shuffle(pairs)
+    listed = rng.choice((", ", ", ", " / ", " | ", "; ")).join(names)
+    task = fill(rng, rng.choice(frames_of("en", "train").instructions["label_list"]), labels=listed)
+    answered = [turn for text, answer in pairs for turn in (UserTurn(text=text), AssistantTurn(text=answer))]
+    return Instructions(text=task), *answered
+
+
+def _draw_absent(rng: random.Random, requests: NaturalSet, intents: Sequence[str]) -> NaturalRequest | None:
+    """Return a request that has none of these intents, or None where the draws found none."""
+    if requests.out_of_scope and rng.random() < 0.3:
+        return rng.choice(requests.out_of_scope)
+    drawn = (rng.choice(requests.requests) for _ in range(_MOST_DRAWS))
+    return next((request for request in drawn if not set(request.intents) & set(intents)), None)
+
+
 def _tool_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
-    """One request with the tool of its intent among others, or without it."""
+    """One request, or several, to a set of tools; some need a tool that the set lacks."""
     frames, style = frames_of("en", "train"), rng.choice(STYLES[:6])
-    intents = list(requests.by_intent)
-    is_absent = rng.random() < _NO_CALL_SHARE
-    request = rng.choice(requests.out_of_scope if is_absent and requests.out_of_scope else requests.requests)
-    absent = [intent for intent in intents if intent not in request.intents]
+    request = rng.choice(requests.requests)
+    absent = [intent for intent in requests.by_intent if intent not in request.intents]
     chosen = rng.sample(absent, min(len(absent), rng.randint(1, _MOST_TOOLS - 1)))
-    if request.intents and not is_absent:
+    if request.intents and rng.random() >= _NO_CALL_SHARE:
         chosen = [request.intents[0], *chosen[: _MOST_TOOLS - 1]]
         rng.shuffle(chosen)
     tools = {intent: _define(rng, requests, intent, style) for intent in chosen}
     task = fill(rng, rng.choice(frames.instructions["tool"])) if rng.random() < 0.8 else ""
-    instructions, prompt = Instructions(text=task, tools=tuple(tools.values())), UserTurn(text=request.text)
-    if is_absent or not request.intents:
-        answer = fill(rng, rng.choice(frames.instructions["no_tool"]))
-        return instructions, prompt, AssistantTurn(text=answer)
-    tool = tools[request.intents[0]]
+    turns: list[Turn] = [Instructions(text=task, tools=tuple(tools.values())), *_answered(rng, request, tools)]
+    for _ in range(rng.randint(*_SEVERAL) - 1 if rng.random() < _SEVERAL_SHARE else 0):
+        found = _draw_absent(rng, requests, chosen) if rng.random() < _NO_CALL_SHARE else None
+        turns += _answered(rng, found or rng.choice(requests.by_intent[rng.choice(chosen)]), tools)
+    return tuple(turns)
+
+
+def _answered(rng: random.Random, request: NaturalRequest, tools: Mapping[str, ToolDefinition]) -> tuple[Turn, ...]:
+    """A request and the call of its tool, or a text where the tool is absent."""
+    frames, prompt = frames_of("en", "train"), UserTurn(text=request.text)
+    tool = next((tools[intent] for intent in request.intents if intent in tools), None)
+    if tool is None:
+        return prompt, AssistantTurn(text=fill(rng, rng.choice(frames.instructions["no_tool"])))
     arguments = {name: request.slots[name] for name in tool.parameters["x-order"] if name in request.slots}
     output = rng.choice(_DONE)
     return (
-        instructions,
         prompt,
         AssistantTurn(tool_calls=(ToolCall(name=tool.name, arguments=arguments),)),
         ToolTurn(name=tool.name, text=output),
