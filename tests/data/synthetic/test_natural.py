@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,14 @@ import pytest
 
 from openafm.core.config import ConfigError
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.data.synthetic.tasks.natural import ATTRIBUTIONS, NaturalDataError, NearDuplicates, natural_set, natural_turns
+from openafm.data.synthetic.tasks.natural import (
+    ATTRIBUTIONS,
+    NaturalDataError,
+    NearDuplicates,
+    natural_set,
+    natural_turns,
+    words_of_intent,
+)
 from openafm.recipes.sources.corpora import SyntheticCorpusConfig
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, UserTurn
 
@@ -66,6 +76,35 @@ def test_requests_become_labels_tools_and_forms_whose_answers_are_copies(folder:
         elif not instructions.tools:
             kinds.add("label")
     assert kinds == {"tool", "no tool", "form", "label"}
+
+
+def test_each_request_of_a_conversation_has_the_answer_of_its_own_intent(folder: Path) -> None:
+    """Of several requests to one list of labels or one set of tools, some have none that fits."""
+    intents = {row["text"]: words_of_intent(row["intent"] or "") for row in TRAIN}
+    counts: Counter[str] = Counter()
+    for seed in range(400):
+        instructions, *rest = natural_turns(random.Random(seed), folder)
+        assert isinstance(instructions, Instructions)
+        pairs = [
+            (user, answer)
+            for user, answer in itertools.pairwise(rest)
+            if isinstance(user, UserTurn) and isinstance(answer, AssistantTurn)
+        ]
+        if len(pairs) == 1:
+            continue
+        names = {re.sub(r"[ _-]", "", tool.name).lower() for tool in instructions.tools}
+        for user, answer in pairs:
+            intent = intents[user.text]
+            if instructions.tools:
+                called = [re.sub(r"[ _-]", "", call.name).lower() for call in answer.tool_calls]
+                right = intent.replace(" ", "")
+                assert called == ([right] if right in names else [])
+                counts["call" if called else "no call"] += 1
+            else:
+                listed = bool(intent) and intent in instructions.text
+                assert (answer.text == intent) if listed else (answer.text in instructions.text)
+                counts["label" if listed else "no label"] += 1
+    assert min(counts[kind] for kind in ("call", "no call", "label", "no label")) > 10
 
 
 def test_the_corpus_has_its_share_of_them_in_training_only(folder: Path) -> None:
