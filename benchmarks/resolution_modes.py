@@ -1,14 +1,18 @@
 """Resolution modes (report 5.1): one model, trained in all of them, answers held-out questions in each.
 
 `quality_MODE` is the share of answers that are exact under greedy decoding, on other scenes of the objects of training;
+`exact` has it by kind of
+question, and for `without_eyes` the share of the most frequent answer.
 `refused_absent` and `refused_present` are those of `image_refusals.py`. `tokens_MODE` are the tokens of an image,
-`cpu_s_MODE` the CPU seconds from its pixels to the first logits of an answer, with untrained weights. The model is a compact
-decoder with vision that learns questions and captions; its encoder starts from contrastive training on the same drawings
-(FLIP, three quarters masked). Each mode is drawn for a third of the images.
+`cpu_s_MODE` the CPU seconds from its pixels to the first logits of an answer, with untrained weights.
+
+The model is a compact decoder with vision, whose encoder starts from contrastive training on the same drawings (FLIP, half
+of the patches masked). It learns to name the objects of scenes of one to four, and to answer questions about them. Each mode
+is drawn for a third of the images.
 
     python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
-A full run (3 seeds, about 3 hours on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
+A full run (3 seeds, about HOURS on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,25 +34,19 @@ import torch
 from image_refusals import REFUSALS, refusal_shares
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import (
-    FEW_KINDS,
-    FEW_TOKENS,
-    SCENE_TOKENS,
-    SCENES,
-    contrastive,
-    draw,
-    home,
-    multimodal,
-    trained,
-    with_vocabulary,
-)
+from shared.selected_images import Selection
+from shared.vision_runs import contrastive, home, multimodal, trained, with_vocabulary
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
-from openafm.data.images.packing import ImagePackConfig, Learned, pack_image_corpus
+from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
+from openafm.data.drawing.scenes import ScenesConfig
+from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
 from openafm.data.images.resolution import MODES, Mode
+from openafm.data.images.shards import open_image_corpus
 from openafm.evaluation.exact_answers import exact_answers
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey
+from openafm.models.decoder import Decoder
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.sizes import encoder_of
@@ -54,9 +54,17 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.sources.drawn_corpus import ImageCorpusConfig
 from openafm.recipes.vision.mixtures import RESOLUTIONS
 from openafm.training.objectives.config import ContrastiveConfig
+from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "resolution_modes.json"
 QUESTION_TOKENS = 32
+SCENES = ScenesConfig(least=1, most=4, pairs=0.0, marks=0.0)
+JUDGED = ("color", "counting", "spatial.area", "refer.point", "refer.box")
+"""Kinds of questions whose answers have one wording."""
+LEARNED = Selection(captions=("keywords",), questions=(*JUDGED, "absent", "ground.box"))
+"""Boxes of objects are learned too: else these words alone would tell that an object is absent."""
+VOCABULARY = 350
+OPTIMIZER = MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=3e-3, weight_decay=0.0))
 
 
 def in_thirds(config: RunConfig) -> RunConfig:
@@ -72,8 +80,8 @@ def in_thirds(config: RunConfig) -> RunConfig:
 
 def packed(bundle: Bundle, held_out: Path, size: str, mode: Mode, folder: Path) -> Path:
     config = ImagePackConfig(learn=("questions",), resolution=RESOLUTIONS[size], mode=mode)
-    pack_image_corpus(held_out, folder / mode, bundle.tokenizer, bundle.template, config)
-    return folder / mode
+    pack_image_corpus(held_out, folder, bundle.tokenizer, bundle.template, config)
+    return folder
 
 
 @torch.no_grad()
@@ -93,41 +101,19 @@ def seconds(model: MultimodalDecoder, mode: ImageModeConfig, rounds: int) -> flo
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model, drawings of each kind, steps of both trainings, questions of refusals, rounds of timing, a vocabulary."""
+    """A model, drawings, steps of both trainings, rows of a step, questions of refusals, and rounds of timing."""
 
     model: str
-    kinds: tuple[str, ...]
     count: int
     contrastive_steps: int
     steps: int
+    rows: int
     refusals: int
     rounds: int
-    row_tokens: int
-    vocabulary: int | None = None
 
 
-FULL = Size(
-    model="nano",
-    kinds=SCENES,
-    count=4_000,
-    contrastive_steps=500,
-    steps=1_500,
-    refusals=100,
-    rounds=9,
-    row_tokens=2048,
-    vocabulary=SCENE_TOKENS,
-)
-QUICK = Size(
-    model="micro",
-    kinds=FEW_KINDS,
-    count=20,
-    contrastive_steps=1,
-    steps=2,
-    refusals=2,
-    rounds=2,
-    row_tokens=1024,
-    vocabulary=FEW_TOKENS,
-)
+FULL = Size(model="micro", count=8_000, contrastive_steps=600, steps=1_000, rows=4, refusals=200, rounds=9)
+QUICK = Size(model="micro", count=100, contrastive_steps=1, steps=2, rows=1, refusals=2, rounds=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,35 +124,48 @@ class ModeRuns:
     size: Size
 
     @cached_property
+    def drawn(self) -> Path:
+        return self._draw("train", self.size.count, seed=0)
+
+    @cached_property
     def train(self) -> Path:
-        return draw(self.folder, self.size.kinds, self.size.count, "train")
+        return LEARNED.write(self.drawn, self.folder / "learned")
 
     @cached_property
     def held_out(self) -> Path:
         """Other drawings of the kinds of objects that training shows: the model has no words for others."""
-        return draw(self.folder, self.size.kinds, max(5, self.size.count // 20), "train", seed=1)
+        return self._draw("held_out", max(10, self.size.count // 20), seed=1)
+
+    @cached_property
+    def judged(self) -> dict[str, Path]:
+        """The held-out questions by kind, each alone with its image."""
+        return {
+            kind: Selection(questions=(kind,), each_apart=True).write(self.held_out, self.folder / kind) for kind in JUDGED
+        }
 
     @cached_property
     def eyes(self) -> Bundle:
         """An encoder of contrastive training."""
-        vision, objective = encoder_of(f"rw_vitdet.{self.size.model}"), ContrastiveConfig(kept=0.25, unmasked_share=0.1)
-        config = contrastive(vision, objective, self.train, self.held_out, self.size.contrastive_steps, seed=0)
-        return trained(with_vocabulary(config, self.size.vocabulary), self.folder / "eyes", "eyes")
+        vision, objective = encoder_of(f"rw_vitdet.{self.size.model}"), ContrastiveConfig(kept=0.5, unmasked_share=0.1)
+        config = contrastive(vision, objective, self.drawn, self.held_out, self.size.contrastive_steps, seed=0)
+        return trained(with_vocabulary(config, VOCABULARY), self.folder / "eyes", "eyes")
 
-    def exact(self, seed: int) -> dict[str, float]:
-        """Train with this seed and return the share of exact answers in each mode, and those of refusals."""
-        learn: tuple[Learned, ...] = ("captions", "questions")
-        model, steps = self.size.model, self.size.steps
-        corpora = self.train, self.held_out
-        run = in_thirds(multimodal(model, *corpora, learn=learn, mode="drawn", steps=steps, seed=seed, eyes=self.eyes))
-        place = self.folder / f"run-{seed}"
-        bundle = trained(with_vocabulary(run, self.size.vocabulary), place, f"modes-{seed}")
+    def exact(self, seed: int) -> dict[str, Any]:
+        """Train with this seed and return the shares of exact answers by mode and kind, and those of refusals."""
+        bundle = trained(self._config(seed), self.folder / f"run-{seed}", f"modes-{seed}")
         decoder = load_decoder(bundle).eval()
-        found = {}
-        for mode in MODES:
-            shards = packed(bundle, self.held_out, self.size.model, mode, place / "modes")
-            found[str(mode)] = exact_answers(decoder, shards, row_tokens=self.size.row_tokens).exact
-        return found | refusal_shares(str(bundle.path), self.size.refusals)
+        shares = {str(mode): self._shares(bundle, decoder, mode, self.folder / f"judged-{seed}-{mode}") for mode in MODES}
+        return {"exact": shares, **refusal_shares(str(bundle.path), self.size.refusals, SCENES)}
+
+    def without_eyes(self) -> dict[str, float]:
+        """Return the share of the most frequent answer of each kind of question."""
+        answers = {
+            kind: Counter(
+                question.answer for document in open_image_corpus(path).documents() for question in document.questions
+            )
+            for kind, path in self.judged.items()
+        }
+        return {kind: round(max(found.values()) / found.total(), 4) for kind, found in answers.items()}
 
     def times(self) -> dict[str, list[float]]:
         """Return the tokens of an image in each mode, and the CPU seconds to the first logits, of untrained weights."""
@@ -175,30 +174,54 @@ class ModeRuns:
         model = cast("MultimodalDecoder", run.trainer.model.build().eval())
         return {m.name: [m.num_tokens, round(seconds(model, m, self.size.rounds), 4)] for m in model.config.image_modes}
 
+    def _draw(self, name: str, count: int, seed: int) -> Path:
+        out = self.folder / name
+        draw_corpus(DrawingConfig(generators=(SCENES,), languages=("en",), count=count, seed=seed), out)
+        return out
+
+    def _config(self, seed: int) -> RunConfig:
+        size, learn = self.size, ("captions", "questions")
+        run = multimodal(
+            size.model, self.train, self.held_out, learn=learn, mode="drawn", steps=size.steps, seed=seed, eyes=self.eyes
+        )
+        data = replace(run.trainer.data, rows_per_step=size.rows)
+        run = replace(run, trainer=replace(run.trainer, data=data, optimizer=OPTIMIZER))
+        return with_vocabulary(in_thirds(run), VOCABULARY)
+
+    def _shares(self, bundle: Bundle, decoder: Decoder, mode: Mode, folder: Path) -> dict[str, float]:
+        found = {}
+        for kind, path in self.judged.items():
+            shards = packed(bundle, path, self.size.model, mode, folder / kind)
+            found[kind] = round(exact_answers(decoder, shards, row_tokens=1024).exact, 4)
+        return found
+
 
 def measure(folder: Path, size: Size, seeds: range, finished: Finished) -> dict[str, Any]:
     runs = ModeRuns(folder=folder, size=size)
     times = finished.result("times", size, runs.times)
-    exact = [finished.result(f"exact-{seed}", size, partial(runs.exact, seed)) for seed in seeds]
+    found = [finished.result(f"exact-{seed}", size, partial(runs.exact, seed)) for seed in seeds]
+    without_eyes = finished.result("without eyes", size, runs.without_eyes)
+    exact = {mode: _means([each["exact"][mode] for each in found]) for mode in MODES}
     figures: dict[str, Any] = {}
     for mode in MODES:
         tokens, cpu_s = times[mode]
-        quality = statistics.fmean(found[mode] for found in exact)
-        figures |= {f"quality_{mode}": round(quality, 4), f"tokens_{mode}": tokens, f"cpu_s_{mode}": cpu_s}
+        quality = round(statistics.fmean(exact[mode].values()), 4)
+        figures |= {f"quality_{mode}": quality, f"tokens_{mode}": tokens, f"cpu_s_{mode}": cpu_s}
+    figures["quality_without_eyes"] = round(statistics.fmean(without_eyes.values()), 4)
     for name in REFUSALS:
-        figures[name] = round(statistics.fmean(found[name] for found in exact), 4)
+        figures[name] = round(statistics.fmean(each[name] for each in found), 4)
     return {
         "benchmark": "resolution_modes",
-        "peer": "the same model in the other modes",
-        "setting": {
-            "size": size.model,
-            "documents": len(size.kinds) * size.count,
-            "steps": size.steps,
-            "seeds": len(seeds),
-        },
-        "exact": exact,
+        "peer": "the same model in the other modes, and the most frequent answers",
+        "setting": {"size": size.model, "documents": size.count, "steps": size.steps, "seeds": len(seeds)},
+        "exact": exact | {"without_eyes": without_eyes},
+        "runs": found,
         "figures": figures,
     }
+
+
+def _means(shares: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {kind: round(statistics.fmean(each[kind] for each in shares), 4) for kind in shares[0]}
 
 
 def plot(figures: dict[str, Any], out: Path) -> None:

@@ -62,6 +62,14 @@ def test_words_of_a_question_do_not_tell_whether_its_object_is_there():
     assert len(shared) > len(wordings["absent"]) / 2
 
 
+def test_the_description_of_a_scene_rarely_comes_before_the_other_questions():
+    """It names every object: after it, the text alone answers most of them."""
+    drawn = [single.draw(random.Random(seed), "en", "train") for seed in range(60)]
+    places = [[question.kind for question in each.questions].index("describe") for each in drawn]
+    assert 0 < places.count(0) < 20
+    assert len(set(places)) > 4
+
+
 def test_captions_have_levels_and_grounded_ones_have_a_box_per_object():
     drawn = single.draw(random.Random(2), "en", "train")
     assert set(drawn.captions) == {"keywords", "short", "paragraph", "grounded"}

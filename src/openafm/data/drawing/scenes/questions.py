@@ -62,7 +62,10 @@ def _relations(rng: random.Random, texts: SceneTexts, scene: Scene) -> list[str]
 def scene_questions(
     rng: random.Random, texts: SceneTexts, scene: Scene, split: Split, captions: dict[str, str]
 ) -> list[Question]:
-    """Return the questions of a scene, one or two of each kind that it allows."""
+    """Return the questions of a scene, one or two of each kind that it allows, in any order.
+
+    After the description of a scene, the text alone answers most of the others.
+    """
     asked = [Question(question=texts.draw(rng, "ask.describe"), answer=captions["paragraph"], kind="describe")]
     counts = scene.counts
     kind = rng.choice(list(counts))
@@ -74,6 +77,7 @@ def scene_questions(
     phrase = texts.phrase(absent)
     question = texts.draw(rng, rng.choice(_ASK_ABSENT), a=phrase)
     asked.append(Question(question=question, answer=texts.draw(rng, "no", a=phrase), kind="absent"))
+    rng.shuffle(asked)
     return asked
 
 
