@@ -39,7 +39,7 @@ _KINDS, _KIND_SHARES = ("label", "tool", "form"), (0.4, 0.4, 0.2)
 _NO_CALL_SHARE, _MOST_TOOLS = 0.3, 6
 _SEVERAL_SHARE, _SEVERAL = 0.6, (2, 7)  # requests of a conversation with one list of labels or one set of tools
 _NONE, _NONE_SHARE = ("none", "other", "none of these", "something else", "no label fits"), 0.4
-_MOST_DRAWS = 8
+_OUT_OF_SCOPE_SHARE, _MOST_DRAWS = 0.3, 8
 _ALIKE = 0.8
 _RARE_SLOT = 0.02
 _DONE = ("Done", "OK", "ok", "Ready", "success")
@@ -207,7 +207,7 @@ def _listed_turns(
 
 def _draw_absent(rng: random.Random, requests: NaturalSet, intents: Sequence[str]) -> NaturalRequest | None:
     """Return a request that has none of these intents, or None where the draws found none."""
-    if requests.out_of_scope and rng.random() < 0.3:
+    if requests.out_of_scope and rng.random() < _OUT_OF_SCOPE_SHARE:
         return rng.choice(requests.out_of_scope)
     drawn = (rng.choice(requests.requests) for _ in range(_MOST_DRAWS))
     return next((request for request in drawn if not set(request.intents) & set(intents)), None)
