@@ -1,6 +1,6 @@
 """Resolution modes (report 5.1): one model, trained in all of them, names the objects of held-out scenes in each.
 
-`quality_MODE` is the share of scenes whose kinds of objects, such as "black star, red circle", are named exactly under greedy
+`quality_MODE` is the share of scenes whose kinds of objects, such as "black star, red circle", are exact under greedy
 decoding, on other scenes of the objects of training. `exact` has it by the number of kinds in a scene, `without_eyes` is the
 share of the most frequent answer. `tokens_MODE` are the tokens of an image, `cpu_s_MODE` the CPU seconds from its pixels to
 the first logits of an answer, with untrained weights.
