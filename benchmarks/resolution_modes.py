@@ -1,18 +1,16 @@
-"""Resolution modes (report 5.1): one model, trained in all of them, answers held-out questions in each.
+"""Resolution modes (report 5.1): one model, trained in all of them, names the objects of held-out scenes in each.
 
-`quality_MODE` is the share of answers that are exact under greedy decoding, on other scenes of the objects of training;
-`exact` has it by kind of
-question, and for `without_eyes` the share of the most frequent answer.
-`refused_absent` and `refused_present` are those of `image_refusals.py`. `tokens_MODE` are the tokens of an image,
-`cpu_s_MODE` the CPU seconds from its pixels to the first logits of an answer, with untrained weights.
+`quality_MODE` is the share of scenes whose kinds of objects, such as "black star, red circle", are exact under greedy
+decoding, on other scenes of the objects of training. `exact` has it by the number of kinds in a scene, `without_eyes` is the
+share of the most frequent answer. `tokens_MODE` are the tokens of an image, `cpu_s_MODE` the CPU seconds from its pixels to
+the first logits of an answer, with untrained weights.
 
 The model is a compact decoder with vision, whose encoder starts from contrastive training on the same drawings (FLIP, half
-of the patches masked). It learns to name the objects of scenes of one to four, and to answer questions about them. Each mode
-is drawn for a third of the images.
+of the patches masked). Each mode is drawn for a third of the images.
 
     python benchmarks/resolution_modes.py [--quick] [--json] [--out FILE.png] [--finished FILE]
 
-A full run (3 seeds, about HOURS on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
+A full run (3 seeds, about an hour on one core) writes docs/benchmarks/resolution_modes.json. --out draws the curve.
 """
 
 from __future__ import annotations
@@ -31,10 +29,9 @@ from typing import Any, cast
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
-from image_refusals import REFUSALS, refusal_shares
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.selected_images import Selection
+from shared.selected_images import objects_to_name
 from shared.vision_runs import contrastive, home, multimodal, trained, with_vocabulary
 
 from openafm.bundle import Bundle
@@ -59,10 +56,8 @@ from openafm.training.optimizer_config import AdamWConfig, MuonConfig
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "resolution_modes.json"
 QUESTION_TOKENS = 32
 SCENES = ScenesConfig(least=1, most=4, pairs=0.0, marks=0.0)
-JUDGED = ("color", "counting", "spatial.area", "refer.point", "refer.box")
-"""Kinds of questions whose answers have one wording."""
-LEARNED = Selection(captions=("keywords",), questions=(*JUDGED, "absent", "ground.box"))
-"""Boxes of objects are learned too: else these words alone would tell that an object is absent."""
+NUM_KINDS = (1, 2, 3, 4)
+"""Kinds of objects of a scene."""
 VOCABULARY = 350
 OPTIMIZER = MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=3e-3, weight_decay=0.0))
 
@@ -101,19 +96,18 @@ def seconds(model: MultimodalDecoder, mode: ImageModeConfig, rounds: int) -> flo
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A model, drawings, steps of both trainings, rows of a step, questions of refusals, and rounds of timing."""
+    """A model, drawings, steps of both trainings, rows of a step, and rounds of timing."""
 
     model: str
     count: int
     contrastive_steps: int
     steps: int
     rows: int
-    refusals: int
     rounds: int
 
 
-FULL = Size(model="micro", count=8_000, contrastive_steps=600, steps=1_000, rows=4, refusals=200, rounds=9)
-QUICK = Size(model="micro", count=100, contrastive_steps=1, steps=2, rows=1, refusals=2, rounds=2)
+FULL = Size(model="micro", count=8_000, contrastive_steps=600, steps=450, rows=4, rounds=9)
+QUICK = Size(model="micro", count=100, contrastive_steps=1, steps=2, rows=1, rounds=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +123,7 @@ class ModeRuns:
 
     @cached_property
     def train(self) -> Path:
-        return LEARNED.write(self.drawn, self.folder / "learned")
+        return objects_to_name(self.drawn, self.folder / "learned")
 
     @cached_property
     def held_out(self) -> Path:
@@ -138,10 +132,8 @@ class ModeRuns:
 
     @cached_property
     def judged(self) -> dict[str, Path]:
-        """The held-out questions by kind, each alone with its image."""
-        return {
-            kind: Selection(questions=(kind,), each_apart=True).write(self.held_out, self.folder / kind) for kind in JUDGED
-        }
+        """The held-out scenes by their number of kinds."""
+        return {str(number): objects_to_name(self.held_out, self.folder / f"kinds-{number}", number) for number in NUM_KINDS}
 
     @cached_property
     def eyes(self) -> Bundle:
@@ -150,22 +142,17 @@ class ModeRuns:
         config = contrastive(vision, objective, self.drawn, self.held_out, self.size.contrastive_steps, seed=0)
         return trained(with_vocabulary(config, VOCABULARY), self.folder / "eyes", "eyes")
 
-    def exact(self, seed: int) -> dict[str, Any]:
-        """Train with this seed and return the shares of exact answers by mode and kind, and those of refusals."""
+    def exact(self, seed: int) -> dict[str, dict[str, float]]:
+        """Train with this seed and return the shares of exact answers by mode and number of kinds, and of all scenes."""
         bundle = trained(self._config(seed), self.folder / f"run-{seed}", f"modes-{seed}")
         decoder = load_decoder(bundle).eval()
-        shares = {str(mode): self._shares(bundle, decoder, mode, self.folder / f"judged-{seed}-{mode}") for mode in MODES}
-        return {"exact": shares, **refusal_shares(str(bundle.path), self.size.refusals, SCENES)}
+        return {str(mode): self._shares(bundle, decoder, mode, self.folder / f"judged-{seed}-{mode}") for mode in MODES}
 
-    def without_eyes(self) -> dict[str, float]:
-        """Return the share of the most frequent answer of each kind of question."""
-        answers = {
-            kind: Counter(
-                question.answer for document in open_image_corpus(path).documents() for question in document.questions
-            )
-            for kind, path in self.judged.items()
-        }
-        return {kind: round(max(found.values()) / found.total(), 4) for kind, found in answers.items()}
+    def without_eyes(self) -> float:
+        """Return the share of the most frequent answer of all scenes."""
+        names = open_image_corpus(objects_to_name(self.held_out, self.folder / "all")).documents()
+        found = Counter(question.answer for document in names for question in document.questions)
+        return round(max(found.values()) / found.total(), 4)
 
     def times(self) -> dict[str, list[float]]:
         """Return the tokens of an image in each mode, and the CPU seconds to the first logits, of untrained weights."""
@@ -180,9 +167,16 @@ class ModeRuns:
         return out
 
     def _config(self, seed: int) -> RunConfig:
-        size, learn = self.size, ("captions", "questions")
+        size = self.size
         run = multimodal(
-            size.model, self.train, self.held_out, learn=learn, mode="drawn", steps=size.steps, seed=seed, eyes=self.eyes
+            size.model,
+            self.train,
+            self.held_out,
+            learn=("questions",),
+            mode="drawn",
+            steps=size.steps,
+            seed=seed,
+            eyes=self.eyes,
         )
         data = replace(run.trainer.data, rows_per_step=size.rows)
         run = replace(run, trainer=replace(run.trainer, data=data, optimizer=OPTIMIZER))
@@ -190,31 +184,29 @@ class ModeRuns:
 
     def _shares(self, bundle: Bundle, decoder: Decoder, mode: Mode, folder: Path) -> dict[str, float]:
         found = {}
-        for kind, path in self.judged.items():
-            shards = packed(bundle, path, self.size.model, mode, folder / kind)
-            found[kind] = round(exact_answers(decoder, shards, row_tokens=1024).exact, 4)
-        return found
+        for name, path in self.judged.items():
+            shards = packed(bundle, path, self.size.model, mode, folder / name)
+            found[name] = exact_answers(decoder, shards, row_tokens=1024)
+        exact = sum(scores.exact * scores.num_answers for scores in found.values())
+        shares = {name: round(scores.exact, 4) for name, scores in found.items()}
+        return shares | {"all": round(exact / sum(scores.num_answers for scores in found.values()), 4)}
 
 
 def measure(folder: Path, size: Size, seeds: range, finished: Finished) -> dict[str, Any]:
     runs = ModeRuns(folder=folder, size=size)
     times = finished.result("times", size, runs.times)
     found = [finished.result(f"exact-{seed}", size, partial(runs.exact, seed)) for seed in seeds]
-    without_eyes = finished.result("without eyes", size, runs.without_eyes)
-    exact = {mode: _means([each["exact"][mode] for each in found]) for mode in MODES}
+    exact = {mode: _means([each[mode] for each in found]) for mode in MODES}
     figures: dict[str, Any] = {}
     for mode in MODES:
         tokens, cpu_s = times[mode]
-        quality = round(statistics.fmean(exact[mode].values()), 4)
-        figures |= {f"quality_{mode}": quality, f"tokens_{mode}": tokens, f"cpu_s_{mode}": cpu_s}
-    figures["quality_without_eyes"] = round(statistics.fmean(without_eyes.values()), 4)
-    for name in REFUSALS:
-        figures[name] = round(statistics.fmean(each[name] for each in found), 4)
+        figures |= {f"quality_{mode}": exact[mode]["all"], f"tokens_{mode}": tokens, f"cpu_s_{mode}": cpu_s}
+    figures["quality_without_eyes"] = finished.result("without eyes", size, runs.without_eyes)
     return {
         "benchmark": "resolution_modes",
-        "peer": "the same model in the other modes, and the most frequent answers",
+        "peer": "the same model in the other modes, and the most frequent answer",
         "setting": {"size": size.model, "documents": size.count, "steps": size.steps, "seeds": len(seeds)},
-        "exact": exact | {"without_eyes": without_eyes},
+        "exact": exact,
         "runs": found,
         "figures": figures,
     }
