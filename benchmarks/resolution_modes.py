@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from shared.finished import Finished, add_finished
 from shared.reporting import benchmark_parser, hand_in
-from shared.selected_images import objects_to_name
+from shared.selected_images import named_objects
 from shared.vision_runs import contrastive, home, multimodal, trained, with_vocabulary
 
 from openafm.bundle import Bundle
@@ -74,7 +74,7 @@ def in_thirds(config: RunConfig) -> RunConfig:
 
 
 def packed(bundle: Bundle, held_out: Path, size: str, mode: Mode, folder: Path) -> Path:
-    config = ImagePackConfig(learn=("questions",), resolution=RESOLUTIONS[size], mode=mode)
+    config = ImagePackConfig(learn=("captions",), resolution=RESOLUTIONS[size], mode=mode)
     pack_image_corpus(held_out, folder, bundle.tokenizer, bundle.template, config)
     return folder
 
@@ -106,7 +106,7 @@ class Size:
     rounds: int
 
 
-FULL = Size(model="micro", count=8_000, contrastive_steps=600, steps=450, rows=4, rounds=9)
+FULL = Size(model="micro", count=8_000, contrastive_steps=600, steps=300, rows=4, rounds=9)
 QUICK = Size(model="micro", count=100, contrastive_steps=1, steps=2, rows=1, rounds=2)
 
 
@@ -123,7 +123,7 @@ class ModeRuns:
 
     @cached_property
     def train(self) -> Path:
-        return objects_to_name(self.drawn, self.folder / "learned")
+        return named_objects(self.drawn, self.folder / "learned")
 
     @cached_property
     def held_out(self) -> Path:
@@ -133,7 +133,7 @@ class ModeRuns:
     @cached_property
     def judged(self) -> dict[str, Path]:
         """The held-out scenes by their number of kinds."""
-        return {str(number): objects_to_name(self.held_out, self.folder / f"kinds-{number}", number) for number in NUM_KINDS}
+        return {str(number): named_objects(self.held_out, self.folder / f"kinds-{number}", number) for number in NUM_KINDS}
 
     @cached_property
     def eyes(self) -> Bundle:
@@ -150,8 +150,8 @@ class ModeRuns:
 
     def without_eyes(self) -> float:
         """Return the share of the most frequent answer of all scenes."""
-        names = open_image_corpus(objects_to_name(self.held_out, self.folder / "all")).documents()
-        found = Counter(question.answer for document in names for question in document.questions)
+        names = open_image_corpus(named_objects(self.held_out, self.folder / "all")).documents()
+        found = Counter(document.captions["keywords"] for document in names)
         return round(max(found.values()) / found.total(), 4)
 
     def times(self) -> dict[str, list[float]]:
@@ -172,7 +172,7 @@ class ModeRuns:
             size.model,
             self.train,
             self.held_out,
-            learn=("questions",),
+            learn=("captions",),
             mode="drawn",
             steps=size.steps,
             seed=seed,
