@@ -39,7 +39,10 @@ SAMPLED = ("event", "form", "label_first", "natural_label", "natural_tool")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A training stage as its run folder records it. `changes` are differences from the recipe in the form of `--set`."""
+    """A training stage as its run folder records it. `changes` are differences from the recipe in the form of `--set`.
+
+    `note` says what was done to its start weights beside these commands; it is written into the results file by hand.
+    """
 
     recipe: str
     size: str
@@ -50,6 +53,7 @@ class Stage:
     held_out_loss: float | None
     data: tuple[str, ...]
     changes: dict[str, str]
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +243,7 @@ def _commands(results: ShippedResults) -> str:
         if is_first or (bundle.startswith("on_device.qat") and stage.recipe != "on_device.recovery_adapter"):
             lines.append(f"    openafm compress decode {bundle}")
             bundle = f"{bundle}-decoded"
+        lines += [f"    # {stage.note}"] if stage.note else []
         start = f" --from {bundle}" if bundle else ""
         changes = "".join(f" --set '{key}={value}'" for key, value in stage.changes.items())
         lines.append(f"    openafm train {stage.recipe} --size {stage.size}{start}{changes}")
