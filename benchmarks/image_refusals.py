@@ -2,13 +2,12 @@
 
 Each scene has a question about an object that it does not show, and the same question, in the same words, about one that it
 shows. Training asks about both kinds in these words; the objects are of kinds that it shows, since a model has no words for
-others. `refused_absent` is the share of
-the first that the model refuses, `refused_present` that of the second. `constant` is a model that always refuses. Answers
-are greedy; a refusal begins like the refusals of the drawings.
+others. `refused_absent` is the share of the first that the model refuses, `refused_present` that of the second. `constant`
+is a model that always refuses. Answers are greedy; a refusal begins like the refusals of the drawings.
 
     python benchmarks/image_refusals.py --bundle NAME [--count N] [--quick] [--json]
 
-`resolution_modes.py` trains a fitting bundle. A full run writes docs/benchmarks/image_refusals.json.
+A fitting bundle is one of `on_device.multimodal_sft`. A full run writes docs/benchmarks/image_refusals.json.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import openafm as fm
 from openafm.bundle import open_bundle
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
-from openafm.data.drawing.scenes import ScenesConfig
+from openafm.data.drawing.generators import generator_config
 from openafm.data.drawing.scenes.texts import scene_texts
 from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.transcripts.prompt import Prompt
@@ -43,9 +42,9 @@ REFUSED = re.compile(r"\b(?:no|an?) (\w+ \w+)(?: in the image)?\.$")
 """The object that a refusal names, a color and a shape."""
 
 
-def pairs(count: int, scenes: ScenesConfig) -> Iterator[tuple[Drawn, str, str, str]]:
+def pairs(count: int) -> Iterator[tuple[Drawn, str, str, str]]:
     """Yield scenes with a question about an absent object, its refusal, and the question about a present object."""
-    generator = scenes.build()
+    generator = generator_config("scenes").build()
     found = 0
     for number in itertools.count():
         drawn = draw_document(generator, "scenes", "en", "train", SEED, number)
@@ -75,7 +74,7 @@ def is_refusal(answer: str, refusals: Sequence[str]) -> bool:
     return " ".join(answer.split()[:2]) in {" ".join(refusal.split()[:2]) for refusal in refusals}
 
 
-def refusal_shares(bundle: str, count: int, scenes: ScenesConfig) -> dict[str, float]:
+def refusal_shares(bundle: str, count: int) -> dict[str, float]:
     """Return the shares of questions about absent and about present objects that a model refuses."""
     model = fm.SystemLanguageModel(bundle=bundle)
     options = fm.GenerationOptions(sampling=fm.SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS)
@@ -84,7 +83,7 @@ def refusal_shares(bundle: str, count: int, scenes: ScenesConfig) -> dict[str, f
         session = LanguageModelSession(model=model)
         return session.respond_blocking(Prompt(fm.Image(drawn.images[0].data), question), options=options)
 
-    asked = list(pairs(count, scenes))
+    asked = list(pairs(count))
     refusals = [refusal for _, _, refusal, _ in asked]
     absent = [is_refusal(answer(drawn, question), refusals) for drawn, question, _, _ in asked]
     present = [is_refusal(answer(drawn, question), refusals) for drawn, _, _, question in asked]
@@ -96,7 +95,7 @@ def measure(bundle: str, count: int) -> dict[str, Any]:
         "benchmark": "image_refusals",
         "peer": "a model that always refuses",
         "setting": {"bundle": open_bundle(bundle).name, "scenes": count, "seed": SEED},
-        "figures": {**refusal_shares(bundle, count, ScenesConfig()), "constant_refused_present": 1.0},
+        "figures": {**refusal_shares(bundle, count), "constant_refused_present": 1.0},
     }
 
 

@@ -57,11 +57,11 @@ def home() -> Iterator[Path]:
         yield Path(name)
 
 
-def draw(folder: Path, kinds: tuple[str, ...], count: int, split: Split, seed: int = 0) -> Path:
+def draw(folder: Path, kinds: tuple[str, ...], count: int, split: Split) -> Path:
     """Return an image corpus of `count` English drawings of each kind."""
     generators = tuple(generator_config(kind) for kind in kinds)
-    out = folder / f"{'-'.join(kinds)}-{split}-{seed}"
-    draw_corpus(DrawingConfig(generators=generators, languages=("en",), count=count, split=split, seed=seed), out)
+    out = folder / f"{'-'.join(kinds)}-{split}"
+    draw_corpus(DrawingConfig(generators=generators, languages=("en",), count=count, split=split), out)
     return out
 
 

@@ -142,32 +142,27 @@ def test_all_ranks_refuse_what_one_of_them_finds(
 
 def test_precision_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # the machine's GPU does not matter to a run on its CPU
-    _emulate_processor(monkeypatch, "x86_64", emulates=False)
+    monkeypatch.setattr("torch.cpu.get_capabilities", dict)
     assert DevicePrecisionConfig().compute_dtype("cuda") is torch.bfloat16
     assert DevicePrecisionConfig().compute_dtype("cpu") is torch.float32
 
 
 @pytest.mark.parametrize(
-    ("machine", "instructions", "dtype"),
+    ("instructions", "has_library", "dtype"),
     [
-        ("x86_64", (), torch.float32),  # AVX-512 alone: torch says that it supports bf16, and converts
-        ("x86_64", ("avx512_bf16",), torch.bfloat16),
-        ("AMD64", ("amx_tile",), torch.bfloat16),
-        ("aarch64", (), torch.bfloat16),
+        (("avx512_f", "avx512_vnni"), True, torch.float32),  # torch supports bf16 there by converting
+        (("avx512_f", "avx512_bf16"), True, torch.bfloat16),
+        (("amx_bf16",), True, torch.bfloat16),
+        (("sve", "bf16"), True, torch.bfloat16),
+        (("bf16",), False, torch.float32),
     ],
 )
 def test_processors_that_emulate_bf16_compute_in_fp32(
-    machine: str, instructions: tuple[str, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    instructions: tuple[str, ...], has_library: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _emulate_processor(monkeypatch, machine, *instructions, emulates=True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: dict.fromkeys(instructions, True) | {"amx_fp16": False})
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: has_library)
     assert DevicePrecisionConfig().compute_dtype("cpu") is dtype
-
-
-def _emulate_processor(monkeypatch: pytest.MonkeyPatch, machine: str, *instructions: str, emulates: bool) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: emulates)
-    for name in ("avx512_bf16", "amx_tile"):
-        monkeypatch.setattr(f"torch.cpu._is_{name}_supported", lambda found=name in instructions: found)
 
 
 def test_copies_to_the_host_are_independent() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import platform
-
 import torch
+
+_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 def fast_dtype(device: str) -> torch.dtype:
@@ -19,7 +19,6 @@ def fast_dtype(device: str) -> torch.dtype:
 
 
 def _multiplies_bf16() -> bool:
-    """Return True if this processor has instructions for products in bf16."""
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Return True if this processor has instructions for products in bf16, of x86 or ARM, and torch uses them."""
+    found = torch.cpu.get_capabilities()
+    return torch.backends.mkldnn.is_available() and any(found.get(name, False) for name in _INSTRUCTIONS)

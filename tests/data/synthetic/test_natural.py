@@ -54,6 +54,16 @@ def test_near_duplicates_of_the_test_part_are_left_out(folder: Path) -> None:
     assert not known.has("set an alarm for ten minutes please")
 
 
+def test_near_duplicates_of_another_sets_test_part_are_left_out_too(tmp_path: Path) -> None:
+    for name, part, rows in (
+        ("home", "train", TRAIN),
+        ("clinc150", "test", [{"text": "Put on Miles Davis!", "intent": None}]),
+    ):
+        with gzip.open(tmp_path / f"{name}-{part}.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    assert "Put on Miles Davis" not in {request.text for request in natural_set(tmp_path, "home").requests}
+
+
 def test_requests_become_labels_tools_and_forms_whose_answers_are_copies(folder: Path) -> None:
     texts = {row["text"] for row in TRAIN}
     kinds = set()
@@ -92,6 +102,7 @@ def test_each_request_of_a_conversation_has_the_answer_of_its_own_intent(folder:
         ]
         if len(pairs) == 1:
             continue
+        assert len({user.text for user, _ in pairs}) == len(pairs)
         names = {re.sub(r"[ _-]", "", tool.name).lower() for tool in instructions.tools}
         for user, answer in pairs:
             intent = intents[user.text]

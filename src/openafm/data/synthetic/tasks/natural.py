@@ -1,7 +1,7 @@
 """Requests that people wrote, with intents and slots, as labels, tools and forms of the corpus.
 
 The sets are read from a folder that the project does not contain; `ATTRIBUTIONS` goes into the card of a model trained on
-them. Only their training parts are read. Requests that are nearly the same as one of a test part are left out.
+them. Only their training parts are read. Requests that are nearly the same as one of any set's test part are left out.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class NaturalSet:
 
 
 def natural_turns(rng: random.Random, folder: Path) -> tuple[Turn, ...]:
-    """Return one request as a label, tool or form task.
+    """Return one request as a label, tool or form task, or several to one list of labels or one set of tools.
 
     Raises:
-        NaturalDataError: the folder lacks a set.
+        NaturalDataError: the folder lacks a set, or one has fewer than two intents.
     """
     match rng.choices(_KINDS, _KIND_SHARES)[0]:
         case "label":
@@ -90,20 +90,21 @@ def words_of_intent(intent: str) -> str:
 
 @functools.cache
 def natural_set(folder: Path, name: str) -> NaturalSet:
-    """Return the training part of a set, read once, without near-duplicates of its test part.
+    """Return the training part of a set, read once, without near-duplicates of the test parts, also those of other sets.
 
     Raises:
-        NaturalDataError: the file is missing or damaged.
+        NaturalDataError: the file is missing or damaged, or has fewer than two intents.
     """
-    test = folder / f"{name}-test.jsonl.gz"
-    known = NearDuplicates(request.text for request in _read(test)) if test.exists() else NearDuplicates(())
-    requests = tuple(request for request in _read(folder / f"{name}-train.jsonl.gz") if not known.has(request.text))
+    file, known = folder / f"{name}-train.jsonl.gz", _test_texts(folder)
+    requests = tuple(request for request in _read(file) if not known.has(request.text))
     by_intent: dict[str, list[NaturalRequest]] = defaultdict(list)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for request in requests:
         for intent in request.intents:
             by_intent[intent].append(request)
             counts[intent].update(list(request.slots))
+    if len(by_intent) == 1:
+        raise NaturalDataError(f"{file} has one intent; labels and tools are chosen among two or more")
     return NaturalSet(
         name=name,
         requests=requests,
@@ -114,6 +115,11 @@ def natural_set(folder: Path, name: str) -> NaturalSet:
             for intent, found in counts.items()
         },
     )
+
+
+@functools.cache
+def _test_texts(folder: Path) -> NearDuplicates:
+    return NearDuplicates(request.text for test in sorted(folder.glob("*-test.jsonl.gz")) for request in _read(test))
 
 
 class NearDuplicates:
@@ -188,25 +194,28 @@ def _listed_turns(
     names = [words_of_intent(intent) for intent in intents]
     if rest is not None:
         names.insert(rng.randrange(len(names) + 1), rest)
-    pairs = [(first.text, words_of_intent(gold))]
+    pairs = {first.text: words_of_intent(gold)}
     for _ in range(rng.randint(*_SEVERAL) - 1):
         request = None if rest is None or rng.random() >= _NO_CALL_SHARE else _draw_absent(rng, requests, intents)
         if request is not None:
-            pairs.append((request.text, str(rest)))
+            pairs.setdefault(request.text, str(rest))
             continue
         intent = rng.choice(intents)
-        request = rng.choice(requests.by_intent[intent])
-        if sum(each in intents for each in request.intents) == 1:  # else two labels are right
-            pairs.append((request.text, words_of_intent(intent)))
-    rng.shuffle(pairs)
+        drawn = (rng.choice(requests.by_intent[intent]) for _ in range(_MOST_DRAWS))
+        # A request with two of the intents would have two right labels.
+        request = next((each for each in drawn if sum(name in intents for name in each.intents) == 1), None)
+        if request is not None:
+            pairs.setdefault(request.text, words_of_intent(intent))
+    answers = list(pairs.items())
+    rng.shuffle(answers)
     listed = rng.choice((", ", ", ", " / ", " | ", "; ")).join(names)
     task = fill(rng, rng.choice(frames_of("en", "train").instructions["label_list"]), labels=listed)
-    answered = [turn for text, answer in pairs for turn in (UserTurn(text=text), AssistantTurn(text=answer))]
+    answered = [turn for text, answer in answers for turn in (UserTurn(text=text), AssistantTurn(text=answer))]
     return Instructions(text=task), *answered
 
 
 def _draw_absent(rng: random.Random, requests: NaturalSet, intents: Sequence[str]) -> NaturalRequest | None:
-    """Return a request that has none of these intents, or None where the draws found none."""
+    """Return a request that has none of these intents, some of them out of scope, or None where the draws found none."""
     if requests.out_of_scope and rng.random() < _OUT_OF_SCOPE_SHARE:
         return rng.choice(requests.out_of_scope)
     drawn = (rng.choice(requests.requests) for _ in range(_MOST_DRAWS))
@@ -227,12 +236,16 @@ def _tool_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
     turns: list[Turn] = [Instructions(text=task, tools=tuple(tools.values())), *_answered(rng, request, tools)]
     for _ in range(rng.randint(*_SEVERAL) - 1 if rng.random() < _SEVERAL_SHARE else 0):
         found = _draw_absent(rng, requests, chosen) if rng.random() < _NO_CALL_SHARE else None
-        turns += _answered(rng, found or rng.choice(requests.by_intent[rng.choice(chosen)]), tools)
+        found = found or rng.choice(requests.by_intent[rng.choice(chosen)])
+        if all(
+            found.text != turn.text for turn in turns if isinstance(turn, UserTurn)
+        ):  # the same text twice teaches to copy
+            turns += _answered(rng, found, tools)
     return tuple(turns)
 
 
 def _answered(rng: random.Random, request: NaturalRequest, tools: Mapping[str, ToolDefinition]) -> tuple[Turn, ...]:
-    """A request and the call of its tool, or a text where the tool is absent."""
+    """A request, whose set has one intent for each, and the call of its tool, or a text where the tool is absent."""
     frames, prompt = frames_of("en", "train"), UserTurn(text=request.text)
     tool = next((tools[intent] for intent in request.intents if intent in tools), None)
     if tool is None:
