@@ -142,7 +142,9 @@ def test_sampling_parameters_of_other_servers(client: openai.OpenAI) -> None:
     # Only the likeliest token has the largest probability, so these answers are greedy at any temperature.
     for extra in ({"min_p": 1.0}, {"typical_p": 1.0, "top_k": 1}):
         assert ask(client, temperature=1.5, extra_body=extra).choices[0].message.content == greedy
-    assert ask(client, extra_body={"repetition_penalty": 5.0}).choices[0].message.content != greedy
+    text = [{"role": "user", "content": "Lunch with Ana at Cafe Roma at 12:30"}]  # the answer copies from it
+    penalized = ask(client, text, extra_body={"repetition_penalty": 5.0}).choices[0].message.content
+    assert penalized != ask(client, text).choices[0].message.content
     for extra in ({"min_p": 1.5}, {"typical_p": 0}, {"repetition_penalty": -1}):
         with pytest.raises(openai.BadRequestError, match=next(iter(extra))):
             ask(client, temperature=1.0, extra_body=extra)
