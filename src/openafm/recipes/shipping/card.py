@@ -41,7 +41,7 @@ SAMPLED = ("event", "form", "label_first", "natural_label", "natural_tool")
 class Stage:
     """A training stage as its run folder records it. `changes` are differences from the recipe in the form of `--set`.
 
-    `note` says what was done to its start weights beside these commands; it is written into the results file by hand.
+    `note` describes what was done to its start weights beside these commands; it is written into the results file by hand.
     """
 
     recipe: str
