@@ -238,6 +238,7 @@ def plot(figures: dict[str, Any], out: Path) -> None:
     axes.set_xticks([x for x, _, _ in points], labels=[f"{x:.2g}" for x, _, _ in points])
     axes.minorticks_off()
     axes.margins(0.3)
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("CPU seconds from the image to the first token")
     axes.set_ylabel("exact answers, %")
     figure.savefig(out, dpi=150)
