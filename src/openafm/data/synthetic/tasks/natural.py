@@ -234,13 +234,13 @@ def _tool_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
     tools = {intent: _define(rng, requests, intent, style) for intent in chosen}
     task = fill(rng, rng.choice(frames.instructions["tool"])) if rng.random() < 0.8 else ""
     turns: list[Turn] = [Instructions(text=task, tools=tuple(tools.values())), *_answered(rng, request, tools)]
+    asked = {request.text}
     for _ in range(rng.randint(*_SEVERAL) - 1 if rng.random() < _SEVERAL_SHARE else 0):
         found = _draw_absent(rng, requests, chosen) if rng.random() < _NO_CALL_SHARE else None
         found = found or rng.choice(requests.by_intent[rng.choice(chosen)])
-        if all(
-            found.text != turn.text for turn in turns if isinstance(turn, UserTurn)
-        ):  # the same text twice teaches to copy
+        if found.text not in asked:  # the same text again would teach to copy the answer
             turns += _answered(rng, found, tools)
+            asked.add(found.text)
     return tuple(turns)
 
 
