@@ -161,11 +161,15 @@ def test_a_continued_model_names_the_stages_of_its_former_model(
 ) -> None:
     bundles, (sft, qat, recovery) = assembled[1:4], assembled[6:9]  # without pre-training
     runs = (sft, qat, qat, recovery)
-    former = str(home / "first" / "nano.json")
-    arguments = ["--from-bundles", *bundles, "--runs", *runs, "--former", former, "--examples", "3"]
+    noted = json.loads((home / "first" / "nano.json").read_text())
+    noted["stages"][1]["note"] = "started from a mean"
+    former = tmp_path / "former.json"
+    former.write_text(json.dumps(noted))
+    arguments = ["--from-bundles", *bundles, "--runs", *runs, "--former", str(former), "--examples", "3"]
     assert main(["--out", str(tmp_path / "nano"), *arguments]) == 0
     card = open_bundle(tmp_path / "nano").card()
     assert "The first 4 stages made the former nano" in card
+    assert "    # started from a mean\n    openafm train on_device.sft --size nano --from on_device.pretrain-nano" in card
     decoded = card.index(
         "    openafm compress decode nano\n    openafm train on_device.sft --size nano --from nano-decoded --set"
     )
