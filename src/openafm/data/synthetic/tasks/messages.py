@@ -17,7 +17,7 @@ from openafm.data.synthetic.styles import restyle
 from openafm.data.synthetic.text_files.frames import LanguageFrames
 from openafm.data.synthetic.text_files.source_text import Frame, Slot
 
-_DATE_SHARE, _TIME_SHARE, _PLACE_SHARE = 0.85, 0.75, 0.6
+_DATE_SHARE, _TIME_SHARE, _PLACE_SHARE = 0.92, 0.88, 0.8
 _OPENER_SHARE, _CLOSER_SHARE = 0.2, 0.15
 _DATE_SLOTS = frozenset({"when", "when_bare", "date", "date_bare"})
 _TIME_SLOTS = frozenset({"when", "when_bare", "time", "time_bare"})
