@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from openafm.data.synthetic.calendar import draw_reference_day
@@ -25,7 +26,7 @@ from openafm.data.synthetic.schemas import (
     object_schema,
     styled,
 )
-from openafm.data.synthetic.tasks.messages import draw_message, draw_other_message
+from openafm.data.synthetic.tasks.messages import Message, draw_message, draw_other_message
 from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, Turn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
@@ -62,28 +63,45 @@ _PLAIN_INSTRUCTIONS_SHARE, _OPEN_TITLE_SHARE, _MOST_PLAIN_MESSAGES = 0.7, 0.6, 3
 _NOTHING_SHARE = 0.25
 # Of messages with an event, the share whose schema also allows the answer that there is no event.
 _MAY_BE_NOTHING_SHARE = 0.3
+_MOST_FURTHER_MESSAGES = 3
 _SHAPES = ("null", "null", "null", "property", "list", "list")
 
 
 def event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return one message with its event, or a message without one."""
+    """Return a message with its event, or a message without one; in training up to four such messages under one schema."""
     frames = frames_of(language, split)
     today = draw_reference_day(rng)
     has_event = rng.random() >= _NOTHING_SHARE
     shape = rng.choice(_SHAPES) if not has_event or rng.random() < _MAY_BE_NOTHING_SHARE else "event"
-    messages = [draw_message(rng, frames, today) if has_event else draw_other_message(rng, frames, today)]
-    if shape == "list" and has_event and rng.random() < 0.4:
-        messages.append(draw_message(rng, frames, today))
-    schema, answer = _schema_and_answer(rng, shape, [message.event for message in messages if message.event])
+    messages = _draw_messages(rng, frames, today, shape, has_event)
+    shaped = _draw_shaped(rng, shape)
     text = rng.choice(("\n", "\n\n", " ")).join(message.text for message in messages)
     instructions, prompt = _draw_instructions(rng, frames, split, today, shape), text
     if rng.random() < _IN_PROMPT_SHARE:
         instructions, prompt = "", f"{instructions}{rng.choice((chr(10), chr(10) * 2, ' '))}{text}"
-    return (
-        Instructions(text=instructions),
-        UserTurn(text=prompt, response_format=schema),
-        AssistantTurn(text=compact_json(answer)),
-    )
+    turns: list[Turn] = [Instructions(text=instructions), *_message_and_answer(prompt, shaped, messages)]
+    for _ in range(rng.randint(0, _MOST_FURTHER_MESSAGES) if split == "train" else 0):
+        has_event = shape == "event" or rng.random() >= _NOTHING_SHARE
+        messages = _draw_messages(rng, frames, today, shape, has_event)
+        turns += _message_and_answer("\n".join(message.text for message in messages), shaped, messages)
+    return tuple(turns)
+
+
+def _draw_messages(
+    rng: random.Random, frames: LanguageFrames, today: datetime.date, shape: str, has_event: bool
+) -> list[Message]:
+    """One message; two if the schema has a list, in some cases."""
+    if not has_event:
+        return [draw_other_message(rng, frames, today)]
+    messages = [draw_message(rng, frames, today)]
+    if shape == "list" and rng.random() < 0.4:
+        messages.append(draw_message(rng, frames, today))
+    return messages
+
+
+def _message_and_answer(prompt: str, shaped: Shaped, messages: Sequence[Message]) -> tuple[UserTurn, AssistantTurn]:
+    answer = shaped.answer([message.event for message in messages if message.event])
+    return UserTurn(text=prompt, response_format=shaped.schema), AssistantTurn(text=compact_json(answer))
 
 
 def plain_event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
@@ -121,36 +139,46 @@ def _draw_instructions(rng: random.Random, frames: LanguageFrames, split: Split,
     return rng.choice((" ", " ", "\n")).join(parts)
 
 
-def _schema_and_answer(rng: random.Random, shape: str, events: Sequence[dict[str, str]]) -> tuple[JsonSchema, Any]:
-    """The schema of a shape, and the events under it."""
+@dataclass(frozen=True)
+class Shaped:
+    """A schema of events, and the answer under it."""
+
+    schema: JsonSchema
+    answer: Callable[[Sequence[dict[str, str]]], Any]
+
+
+def _draw_shaped(rng: random.Random, shape: str) -> Shaped:
+    """A schema of a shape: an event, an event or null, a property that may be absent, or a list."""
     properties = _draw_properties(rng)
     title = "Event" if properties is None else rng.choice(_TITLES)
-    if properties is None:
-        schema, answers = EVENT_SCHEMA, list(events)
-    else:
-        schema = object_schema(title, list(properties.values()))
-        answers = [
-            answer_object(list(properties.values()), {p.name: event[f] for f, p in properties.items() if f in event})
-            for event in events
-        ]
-    one = answers[0] if answers else None
+    schema = EVENT_SCHEMA if properties is None else object_schema(title, list(properties.values()))
+
+    def each(events: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+        if properties is None:
+            return list(events)
+        drafts = list(properties.values())
+        named = ({p.name: event[field] for field, p in properties.items() if field in event} for event in events)
+        return [answer_object(drafts, values) for values in named]
+
+    def one(events: Sequence[dict[str, str]]) -> dict[str, Any] | None:
+        return each(events)[0] if events else None
+
     match shape:
         case "null":
-            return nullable(schema), one
+            return Shaped(nullable(schema), one)
         case "property":
             name = styled(rng.choice(("event", "appointment", "result")), "snake")
-            absence = rng.choice(("null", "omitted"))
-            wrapped = [PropertyDraft(name, schema, absence)]
-            return object_schema(rng.choice(("Answer", "Result", "Extraction")), wrapped), answer_object(
-                wrapped, {} if one is None else {name: one}
-            )
+            wrapped = [PropertyDraft(name, schema, rng.choice(("null", "omitted")))]
+            outer = object_schema(rng.choice(("Answer", "Result", "Extraction")), wrapped)
+            return Shaped(outer, lambda events: answer_object(wrapped, {name: one(events)} if events else {}))
         case "list":
             if rng.random() < 0.4:
-                return {"type": "array", "items": schema}, answers
+                return Shaped({"type": "array", "items": schema}, each)
             name = rng.choice(_LIST_NAMES)
             listed = [PropertyDraft(name, {"type": "array", "items": schema})]
-            return object_schema(rng.choice(("Events", "Calendar", "Result")), listed), {name: answers}
-    return schema, one
+            outer = object_schema(rng.choice(("Events", "Calendar", "Result")), listed)
+            return Shaped(outer, lambda events: {name: each(events)})
+    return Shaped(schema, one)
 
 
 def _draw_properties(rng: random.Random) -> dict[str, PropertyDraft] | None:

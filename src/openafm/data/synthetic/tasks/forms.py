@@ -31,7 +31,7 @@ from openafm.tokenizer.schema_text import compact_json
 
 _ENGLISH_SHARE, _LISTING_SHARE, _KEEP_SHARE, _ALIAS_SHARE = 0.25, 0.2, 0.65, 0.35
 _AS_WRITTEN_SHARE, _DESCRIBED_SHARE, _BOUNDED_SHARE = 0.12, 0.2, 0.25
-_NO_INSTRUCTIONS_SHARE, _IN_PROMPT_SHARE = 0.12, 0.15
+_NO_INSTRUCTIONS_SHARE, _IN_PROMPT_SHARE, _MOST_FURTHER_TEXTS = 0.12, 0.15, 3
 _NORMALIZED = frozenset({"date", "past_day", "time", "amount"})
 
 
@@ -44,28 +44,33 @@ class Statement:
 
 
 def form_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return a text of a domain, a schema for some of its fields, and their values."""
+    """Return a text of a domain, a schema for some of its fields, and their values; in training up to four such texts."""
     if rng.random() < _ENGLISH_SHARE:
         language = "en"
     frames, today = frames_of(language, split), draw_reference_day(rng)
     domain = rng.choice(catalog_of(language, split).forms)
-    draw = draw_listing if rng.random() < _LISTING_SHARE else draw_statement
-    statement = draw(rng, domain, frames, today)
-    schema, answer, needs_day = _schema_and_answer(rng, domain, statement)
+    num_further = rng.randint(0, _MOST_FURTHER_TEXTS) if split == "train" else 0
+    statements = [_draw_text(rng, domain, frames, today) for _ in range(1 + num_further)]
+    form = _draw_form(rng, domain, statements)
     wording = frames if rng.random() < 0.5 else frames_of("en", split)
     task = fill(rng, rng.choice(wording.instructions["form"]))
-    if not needs_day and rng.random() < _NO_INSTRUCTIONS_SHARE:
+    if not form.needs_day and rng.random() < _NO_INSTRUCTIONS_SHARE:
         task = ""
-    if needs_day or rng.random() < 0.1:
+    if form.needs_day or rng.random() < 0.1:
         task = f"{task} {draw_reference(rng, wording, today)}".strip()
-    prompt = statement.text
+    prompts = [statement.text for statement in statements]
     if task and rng.random() < _IN_PROMPT_SHARE:
-        task, prompt = "", f"{task}\n{prompt}"
-    return (
-        Instructions(text=task),
-        UserTurn(text=prompt, response_format=schema),
-        AssistantTurn(text=compact_json(answer)),
-    )
+        task, prompts[0] = "", f"{task}\n{prompts[0]}"
+    turns: list[Turn] = [Instructions(text=task)]
+    for prompt, statement in zip(prompts, statements, strict=True):
+        turns.append(UserTurn(text=prompt, response_format=form.schema))
+        turns.append(AssistantTurn(text=compact_json(form.answer(statement))))
+    return tuple(turns)
+
+
+def _draw_text(rng: random.Random, domain: FormDomain, frames: LanguageFrames, today: datetime.date) -> Statement:
+    draw = draw_listing if rng.random() < _LISTING_SHARE else draw_statement
+    return draw(rng, domain, frames, today)
 
 
 def draw_statement(rng: random.Random, domain: FormDomain, frames: LanguageFrames, today: datetime.date) -> Statement:
@@ -129,51 +134,66 @@ def _assigned(kind: Kind, text: str) -> Any:
     return int(text) if kind.base == "integer" else text
 
 
-def _schema_and_answer(
-    rng: random.Random, domain: FormDomain, statement: Statement
-) -> tuple[JsonSchema, dict[str, Any], bool]:
-    """A schema of some fields, the answer, and whether the answer depends on the reference day."""
+@dataclass(frozen=True)
+class Form:
+    """A schema of some fields of a domain. `properties` are by field, `as_written` has the fields that are copied."""
+
+    schema: JsonSchema
+    properties: dict[str, PropertyDraft]
+    as_written: frozenset[str]
+    needs_day: bool
+
+    def answer(self, statement: Statement) -> dict[str, Any]:
+        """The values of a text under the schema."""
+        stated = {name: statement.values[name] for name in self.properties if name in statement.values}
+        values = {
+            self.properties[name].name: value.text if name in self.as_written else value.value
+            for name, value in stated.items()
+        }
+        return answer_object(list(self.properties.values()), values)
+
+
+def _draw_form(rng: random.Random, domain: FormDomain, statements: Sequence[Statement]) -> Form:
+    """A schema under which each of the texts has an answer."""
     style = rng.choice(STYLES)
     absence = rng.choice(("omitted", "omitted", "null"))
-    fields = [each for each in domain.fields if each.name in statement.values or rng.random() < 0.6]
+    values = {each.name: [s.values[each.name].value for s in statements if each.name in s.values] for each in domain.fields}
+    fields = [each for each in domain.fields if values[each.name] or rng.random() < 0.6]
     if len(fields) > 2 and rng.random() < 0.3:
         fields = rng.sample(fields, rng.randint(2, len(fields)))
     elif rng.random() < 0.3:
         rng.shuffle(fields)
     properties: dict[str, PropertyDraft] = {}
-    values: dict[str, Any] = {}
-    needs_day = False
+    copied = set()
     for each in fields:
         name = styled(rng.choice(each.aliases) if each.aliases and rng.random() < _ALIAS_SHARE else each.name, style)
-        if name in properties:
+        if name in [draft.name for draft in properties.values()]:
             continue
-        value = statement.values.get(each.name)
         as_written = each.kind.base in _NORMALIZED and rng.random() < _AS_WRITTEN_SHARE
-        schema = value_schema(rng, each.kind, value.value if value else None, as_written=as_written)
+        schema = value_schema(rng, each.kind, values[each.name], as_written=as_written)
         if each.description and rng.random() < _DESCRIBED_SHARE:
             schema["description"] = each.description
         elif as_written:
             schema["description"] = "as written"
-        is_always = value is not None and rng.random() < 0.7
-        properties[name] = PropertyDraft(name, schema, "never" if is_always else absence)
-        if value is not None:
-            values[name] = value.text if as_written else value.value
-            needs_day = needs_day or (each.kind.base in ("date", "past_day", "time") and not as_written)
-    listed = list(properties.values())
+        is_always = len(values[each.name]) == len(statements) and rng.random() < 0.7
+        properties[each.name] = PropertyDraft(name, schema, "never" if is_always else absence)
+        if as_written:
+            copied.add(each.name)
+    days = {each.name for each in fields if each.kind.base in ("date", "past_day", "time") and values[each.name]}
     title = draw_title(rng, domain.name)
-    description = domain.description if rng.random() < 0.15 else ""
-    return object_schema(title, listed, description), answer_object(listed, values), needs_day
+    schema = object_schema(title, list(properties.values()), domain.description if rng.random() < 0.15 else "")
+    return Form(schema, properties, frozenset(copied), bool(days & properties.keys() - copied))
 
 
-def value_schema(rng: random.Random, kind: Kind, value: Any = None, *, as_written: bool = False) -> JsonSchema:
-    """Return the schema of a kind. Bounds, where there are any, allow `value`."""
+def value_schema(rng: random.Random, kind: Kind, values: Sequence[Any] = (), *, as_written: bool = False) -> JsonSchema:
+    """Return the schema of a kind. Bounds, where there are any, allow `values`."""
     if as_written:
         return {"type": "string"}
     match kind.base:
         case "integer" | "number":
             schema: JsonSchema = {"type": kind.base}
             if rng.random() < _BOUNDED_SHARE:
-                schema |= {"minimum": kind.low, "maximum": max(kind.high, value or 0)}
+                schema |= {"minimum": kind.low, "maximum": max((kind.high, *values))}
             return schema
         case "amount":
             return {"type": "number"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.languages import LANGUAGES, Split, locale_of
@@ -22,28 +22,33 @@ _OTHER = ("other", "none", "something else", "unknown", "other")
 _OTHER_SHARE, _OTHER_IS_RIGHT_SHARE, _ALIAS_SHARE = 0.2, 0.5, 0.3
 _SCHEMA_SHARE, _TOP_LEVEL_SHARE, _DESCRIBED_SHARE, _LANGUAGE_SHARE = 0.7, 0.2, 0.3, 0.06
 _PROPERTIES = ("label", "category", "class", "kind", "topic", "type", "answer", "result", "tag", "value")
-_FREE_TAGS_SHARE = 0.3
+_FREE_TAGS_SHARE, _MOST_FURTHER_TEXTS = 0.3, 5
 
 
 @dataclass(frozen=True)
 class NamedLabel:
-    """A label under the name that this example uses."""
+    """A label under the name that this example uses; `label` has its texts, if it is of a label set."""
 
     name: str
     description: str
+    label: Label | None = None
 
 
 def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return a text, labels to choose from, and the right one."""
+    """Return a text, labels to choose from, and the right one; in training up to six texts with the same choices."""
     frames = frames_of(language, split)
     if rng.random() < _LANGUAGE_SHARE:
         text, gold, others = _draw_language(rng, split)
-        question = "Language of the text"
-    else:
-        labels = rng.choice(catalog_of(language, split).label_sets)
-        text, gold, others = _draw_text(rng, labels, frames)
-        question = labels.question
-    return labeled_turns(rng, text, gold, others, language, split, question)
+        return labeled_turns(rng, text, gold, others, language, split, "Language of the text")
+    labels = rng.choice(catalog_of(language, split).label_sets)
+    text, gold, others = _draw_text(rng, labels, frames)
+    choices, answer = _draw_choices(rng, gold, others)
+    texts = [(text, answer)]
+    for _ in range(rng.randint(0, _MOST_FURTHER_TEXTS) if split == "train" else 0):
+        further = _draw_further_text(rng, labels, choices, frames)
+        if further not in texts:  # the answer would be a copy
+            texts.append(further)
+    return _choice_turns(rng, texts, choices, language, split, labels.question)
 
 
 def labeled_turns(
@@ -57,22 +62,34 @@ def labeled_turns(
 ) -> tuple[Turn, ...]:
     """Return a text with labels to choose from, as a schema or in the instructions, and the right one."""
     choices, answer = _draw_choices(rng, gold, others)
+    return _choice_turns(rng, [(text, answer)], choices, language, split, question)
+
+
+def _choice_turns(
+    rng: random.Random,
+    texts: Sequence[tuple[str, str]],
+    choices: Sequence[NamedLabel],
+    language: str,
+    split: Split,
+    question: str,
+) -> tuple[Turn, ...]:
+    """The choices, and texts with their labels."""
     wording = frames_of(language if rng.random() < 0.5 else "en", split)
     names = [choice.name for choice in choices]
+    schema, name = None, None
     if rng.random() >= _SCHEMA_SHARE:
         listed = rng.choice((", ", ", ", " / ", " | ", "; ")).join(names)
         task = fill(rng, rng.choice(wording.instructions["label_list"]), labels=listed)
-        return Instructions(text=_described(rng, task, choices)), UserTurn(text=text), AssistantTurn(text=answer)
-    task = fill(rng, rng.choice(wording.instructions["label"]))
-    if question and rng.random() < 0.25:
-        task = f"{task} {question}."
-    schema, name = _choice_schema(rng, names)
-    value = answer if name is None else {name: answer}
-    return (
-        Instructions(text=_described(rng, task, choices)),
-        UserTurn(text=text, response_format=schema),
-        AssistantTurn(text=compact_json(value)),
-    )
+    else:
+        task = fill(rng, rng.choice(wording.instructions["label"]))
+        if question and rng.random() < 0.25:
+            task = f"{task} {question}."
+        schema, name = _choice_schema(rng, names)
+    turns: list[Turn] = [Instructions(text=_described(rng, task, choices))]
+    for text, answer in texts:
+        turns.append(UserTurn(text=text, response_format=schema))
+        turns.append(AssistantTurn(text=answer if schema is None else compact_json({name: answer} if name else answer)))
+    return tuple(turns)
 
 
 def tagging_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
@@ -118,11 +135,21 @@ def _draw_text(rng: random.Random, labels: LabelSet, frames: LanguageFrames) -> 
     gold = rng.choice(labels.labels)
     by_alias = rng.random() < _ALIAS_SHARE
     named = [
-        NamedLabel(rng.choice(label.aliases) if by_alias and label.aliases else label.name, label.description)
+        NamedLabel(rng.choice(label.aliases) if by_alias and label.aliases else label.name, label.description, label)
         for label in labels.labels
     ]
     position = labels.labels.index(gold)
     return _write(rng, gold, frames), named[position], named[:position] + named[position + 1 :]
+
+
+def _draw_further_text(
+    rng: random.Random, labels: LabelSet, choices: Sequence[NamedLabel], frames: LanguageFrames
+) -> tuple[str, str]:
+    """Another text to the same choices, and its choice. "other" is right for the labels that are no choice."""
+    known = [choice.label for choice in choices if choice.label]
+    rest = [label for label in labels.labels if label not in known]
+    choice = rng.choice([choice for choice in choices if choice.label or rest])
+    return _write(rng, choice.label or rng.choice(rest), frames), choice.name
 
 
 def _write(rng: random.Random, label: Label, frames: LanguageFrames) -> str:
@@ -156,7 +183,7 @@ def _draw_choices(rng: random.Random, gold: NamedLabel, others: Sequence[NamedLa
     else:
         choices.append(gold)
     style = rng.choice((str, str, str, str.lower, str.upper, str.capitalize))
-    choices = [NamedLabel(style(choice.name), choice.description) for choice in choices]
+    choices = [replace(choice, name=style(choice.name)) for choice in choices]
     rng.shuffle(choices)
     return choices, style(answer)
 
