@@ -31,7 +31,10 @@ from openafm.data.synthetic import (
     example,
     generate,
 )
-from openafm.data.synthetic.tasks.labels import _draw_language
+from openafm.data.synthetic.tasks.labels import NamedLabel, _draw_further_text, _draw_language
+from openafm.data.synthetic.text_files.catalogs import Label, LabelSet
+from openafm.data.synthetic.text_files.frames import frames_of
+from openafm.data.synthetic.text_files.source_text import Line, parse_frame
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -121,7 +124,15 @@ def test_every_task_exists_in_every_language(task: str, language: str) -> None:
             assert user.text
             assert rest[-1].text
             assert Conversation.from_dict(json.loads(text)) == conversation
-            check_answer(user, rest[-1])
+            if task not in ("tool", "arithmetic"):
+                for prompt, answer in answered(conversation):
+                    check_answer(prompt, answer)
+
+
+def answered(conversation: Conversation) -> list[tuple[UserTurn, AssistantTurn]]:
+    """The prompts of a conversation that are answered in text, and their answers."""
+    pairs = itertools.pairwise(conversation.turns)
+    return [(a, b) for a, b in pairs if isinstance(a, UserTurn) and isinstance(b, AssistantTurn) and b.text]
 
 
 @functools.cache
@@ -194,9 +205,9 @@ def test_tags_are_distinct_and_come_with_and_without_a_choice() -> None:
     assert 100 < with_choice < 190
 
 
-def test_a_quarter_of_the_event_messages_has_no_event_and_the_answer_says_so() -> None:
+def test_a_quarter_of_the_first_event_messages_has_no_event_and_the_answer_is_empty() -> None:
     empty = {"null", "[]", "{}"}
-    answers = [c.turns[-1].text for c in of("event", "en", 600)]
+    answers = [c.turns[2].text for c in of("event", "en", 600)]
     nothing = [text for text in answers if text in empty or re.fullmatch(r'\{"[^"]+":(null|\[\])\}', text)]
     assert 0.18 < len(nothing) / len(answers) < 0.32
 
@@ -205,13 +216,12 @@ def test_a_quarter_of_the_event_messages_has_no_event_and_the_answer_says_so() -
 def test_titles_and_places_are_spans_of_the_message(split: str) -> None:
     checked = 0
     for conversation in of("event", "en", 300, split):
-        user, answer = conversation.turns[1:]
-        assert isinstance(user, UserTurn)
-        if user.response_format == EVENT_SCHEMA:
-            event = json.loads(answer.text)
-            assert event["title"] in user.text
-            assert event.get("location", "") in user.text
-            checked += 1
+        for user, answer in answered(conversation):
+            if user.response_format == EVENT_SCHEMA:
+                event = json.loads(answer.text)
+                assert event["title"] in user.text
+                assert event.get("location", "") in user.text
+                checked += 1
     assert checked > 100
 
 
@@ -275,20 +285,18 @@ def test_copied_arguments_stand_in_the_request() -> None:
 
 def test_text_of_a_schema_is_no_part_of_an_answer() -> None:
     for conversation in of("form", "en", 300):
-        user, answer = conversation.turns[1:]
-        assert isinstance(user, UserTurn)
-        assert user.response_format is not None
-        for name, schema in user.response_format["properties"].items():
-            value = json.loads(answer.text).get(name)
-            if schema == {"type": "string"}:
-                assert value is None or value in user.text
+        for user, answer in answered(conversation):
+            assert user.response_format is not None
+            for name, schema in user.response_format["properties"].items():
+                value = json.loads(answer.text).get(name)
+                if schema == {"type": "string"}:
+                    assert value is None or value in user.text
 
 
 def test_labels_stand_in_any_order() -> None:
     positions = collections.Counter[float]()
     for conversation in of("label", "en", 800):
-        user, answer = conversation.turns[1:]
-        assert isinstance(user, UserTurn)
+        user, answer = answered(conversation)[0]
         schema = user.response_format
         if schema is None:
             continue
@@ -299,6 +307,41 @@ def test_labels_stand_in_any_order() -> None:
         if len(choice["enum"]) == 3:
             positions[choice["enum"].index(label)] += 1
     assert max(positions.values()) < 2 * min(positions.values())
+
+
+@pytest.mark.parametrize("task", ["event", "form", "label"])
+def test_training_asks_several_times_under_one_schema_and_held_out_once(task: str) -> None:
+    counts = collections.Counter[int]()
+    for conversation in of(task, "en", 120):
+        pairs = answered(conversation)
+        counts[len(pairs)] += 1
+        assert all(user.response_format == pairs[0][0].response_format for user, _ in pairs)
+    assert set(range(1, 5)) <= set(counts)
+    assert max(counts) <= (6 if task == "label" else 4)
+    assert all(len(answered(conversation)) == 1 for conversation in of(task, "en", 60, "held_out"))
+
+
+def test_texts_of_one_choice_are_distinct() -> None:
+    for conversation in of("label", "en", 300):
+        texts = [user.text for user, _ in answered(conversation)]
+        assert len(set(texts)) == len(texts)
+
+
+def test_a_further_text_belongs_to_its_choice_and_other_to_labels_that_are_no_choice() -> None:
+    labels = tuple(
+        Label(name=name, aliases=(), description="", texts=(parse_frame(Line(text=letter * 12, number=1, file="")),))
+        for name, letter in (("first", "x"), ("second", "y"), ("third", "z"))
+    )
+    choices = [NamedLabel("FIRST", "", labels[0]), NamedLabel("SECOND", "", labels[1]), NamedLabel("OTHER", "")]
+    found = set()
+    for seed in range(60):
+        for known, letters in ((choices, "xyz"), ([*choices[1:], choices[0]], "xyz"), (choices[:2], "xy")):
+            label_set = LabelSet(name="set", question="", labels=labels)
+            text, name = _draw_further_text(random.Random(seed), label_set, known, frames_of("en", "train"))
+            letter = max(letters, key=text.lower().count)
+            assert name == {"x": "FIRST", "y": "SECOND", "z": "OTHER"}[letter], text
+            found.add(name)
+    assert len(found) == 3
 
 
 def test_a_lookup_answers_with_the_value_that_stands_beside_the_key() -> None:
@@ -357,6 +400,26 @@ def test_a_note_has_a_day_of_its_reference_week(language: str) -> None:
     assert sum(0 <= ahead <= 7 for ahead in days_ahead) > 0.4 * len(days_ahead) > 5
     weekdays = {datetime.date.fromisoformat(event["date"]).weekday() for event in dated}
     assert len(weekdays) == 7
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_an_agenda_has_notes_with_all_kinds_of_days(language: str) -> None:
+    days_ahead, fields = collections.Counter[int](), set()
+    for conversation in of("agenda", language, 120):
+        pairs = answered(conversation)
+        assert 2 <= len(pairs) <= 8
+        today = re.search(r"Today is \w+ (\d{4}-\d\d-\d\d);", conversation.turns[0].text)
+        for user, answer in pairs:
+            event = json.loads(answer.text)
+            fields.add(tuple(event))
+            assert all(event.get(name, "") in user.text for name in ("title", "location"))
+            if today:
+                first = datetime.date.fromisoformat(today[1])
+                days_ahead[(datetime.date.fromisoformat(event["date"]) - first).days] += 1
+    assert {("date",), ("date", "time"), ("title", "date", "time", "location")} <= fields
+    num_days = sum(days_ahead.values())
+    assert all(days_ahead[day] > 0.03 * num_days for day in range(3))  # today, tomorrow, the day after
+    assert sum(count for day, count in days_ahead.items() if day > 7) > 0.15 * num_days
 
 
 def test_the_corpus_is_made_fast_enough() -> None:
