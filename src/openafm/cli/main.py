@@ -21,7 +21,7 @@ from typer.models import CommandInfo
 from openafm.cli import apple_sdk, chat, complete, doctor, quickstart, respond
 from openafm.cli.data import commands as data
 from openafm.cli.evaluation import annotate, evaluate, grade, safety
-from openafm.cli.models import adapter, bundles, compress, export, import_, library, resign
+from openafm.cli.models import adapter, average, bundles, compress, export, import_, library, resign
 from openafm.cli.options import Invocation
 from openafm.cli.output import styled
 from openafm.cli.serving import bench, keys, play, private, profile, serve
@@ -69,6 +69,7 @@ train.recipes_app.command("ablate")(ablate.ablate)
 app.add_typer(train.recipes_app, name="recipes")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(compress.app, name="compress")
+app.command()(average.average)
 app.add_typer(adapter.app, name="adapter")
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")

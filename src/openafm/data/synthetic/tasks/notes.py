@@ -1,7 +1,7 @@
 """Notes of a few words with a day, mostly a weekday: "dentist thursday 8:15". They train the way from a weekday to its date.
 
 In messages with whole events the day is a few tokens of many; notes are short, so that a few hundred steps see thousands.
-The task `agenda` asks for several notes under one reference week, with all kinds of days: a note costs a third of the tokens.
+The task `agenda` asks for several notes under one reference week, with all kinds of days: a note costs half of the tokens.
 """
 
 from __future__ import annotations
