@@ -16,11 +16,11 @@ from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_documen
 from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.generators import UnknownGeneratorError, generator_config, generator_names
 from openafm.data.drawing.phrases import _read, question, slots_of
-from openafm.data.drawing.posters import poster_texts
 from openafm.data.drawing.scenes.texts import scene_texts
 from openafm.data.drawing.tables import TablesConfig
 from openafm.data.images.shards import open_image_corpus
 from openafm.data.synthetic.languages import LANGUAGES
+from openafm.data.synthetic.text_files.posters import poster_texts
 
 TABLES = DrawingConfig(generators=(TablesConfig(),), languages=("en", "de"), count=4, shard_size=2)
 

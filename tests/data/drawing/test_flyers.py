@@ -13,11 +13,11 @@ from openafm.data.drawing.camera import CONDITIONS, Geometry, draw_geometry, sho
 from openafm.data.drawing.canvas import Canvas
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.flyers import generator
-from openafm.data.drawing.flyers.content import draw_content
 from openafm.data.drawing.flyers.designs import DESIGNS
 from openafm.data.drawing.flyers.generator import FlyerGenerator
 from openafm.data.drawing.fonts import FontMissingError, fonts_for
 from openafm.data.images.documents import Region
+from openafm.data.synthetic.announcements import draw_announcement
 from openafm.data.synthetic.languages import LANGUAGES
 
 flyers = FlyerGenerator()
@@ -34,7 +34,7 @@ def draw(seed, language="en", split="train"):
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_content_holds_the_event(language, split):
     for seed in range(3):
-        content = draw_content(random.Random(seed), language, split)
+        content = draw_announcement(random.Random(seed), language, split)
         assert set(content.event) == {"title", "date", "time", "location"}
         assert content.today < datetime.date.fromisoformat(content.event["date"])
         assert (content.title, content.place) == (content.event["title"], content.event["location"])

@@ -422,6 +422,22 @@ def test_an_agenda_has_notes_with_all_kinds_of_days(language: str) -> None:
     assert sum(count for day, count in days_ahead.items() if day > 7) > 0.15 * num_days
 
 
+@pytest.mark.parametrize("language", ["en", "tr", "ja"])
+def test_a_notice_has_its_event_among_other_lines(language: str) -> None:
+    orders, num_with_other_lines = set(), 0
+    for split in ("train", "held_out"):
+        for notice in of("notice", language, 60, split):
+            ((user, answer),) = answered(notice)
+            event = json.loads(answer.text)
+            assert list(event) == ["title", "date", "time", "location"]
+            lines = [line for line in user.text.split("\n") if line]
+            assert any(event["location"] in line for line in lines)
+            orders.add(lines.index(event["title"]))
+            num_with_other_lines += len(lines) > 4
+    assert {0, 1, 2} <= orders
+    assert num_with_other_lines > 60
+
+
 def test_the_corpus_is_made_fast_enough() -> None:
     list(generate(SyntheticConfig(), 200))
     start = time.process_time()

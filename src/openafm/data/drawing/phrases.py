@@ -6,15 +6,14 @@ import functools
 import importlib.resources
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any
 
 from openafm.core.libraries import needed
 from openafm.data.drawing.base import SPLITS, Split
 from openafm.data.synthetic.languages import locale_of
 
-Line = TypeVar("Line")
 _SLOT = re.compile(r"\\\{(\w+)\\\}")
 
 
@@ -26,13 +25,6 @@ def question(language: str, split: Split, key: str, **slots: str) -> str:
 def absence(language: str, row: str) -> str:
     """Return the answer to a question about an entry that is not there."""
     return _questions("train")["absent"][language].format(row=row)
-
-
-def questions_of(lines: Sequence[Line], split: Split) -> Sequence[Line]:
-    """Return the questions of a split: of several with one meaning the last is held out."""
-    if len(lines) < 2:
-        return lines
-    return lines[-1:] if split == "held_out" else lines[:-1]
 
 
 def slots_of(language: str, key: str, text: str) -> dict[str, str] | None:

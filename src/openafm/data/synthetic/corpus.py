@@ -17,6 +17,7 @@ from openafm.data.synthetic.tasks.labels import label_turns, tagging_turns
 from openafm.data.synthetic.tasks.lookup import lookup_turns, reorder_turns
 from openafm.data.synthetic.tasks.natural import natural_turns
 from openafm.data.synthetic.tasks.notes import agenda_turns, note_turns
+from openafm.data.synthetic.tasks.notices import notice_turns
 from openafm.data.synthetic.tasks.tools import tool_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
@@ -25,6 +26,7 @@ _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
     "plain_event": plain_event_turns,
     "note": note_turns,
     "agenda": agenda_turns,
+    "notice": notice_turns,
     "form": form_turns,
     "label": label_turns,
     "tool": tool_turns,

@@ -9,12 +9,15 @@ import re
 import string
 import unicodedata
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from openafm.core.libraries import needed
 from openafm.data.synthetic.languages import Split, locale_of, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.text_files.source_text import Frame, Slot, parse_frame, read_sections
+
+Line = TypeVar("Line")
 
 _FAKER_LOCALES = {
     "en": ("en_US", "en_GB"),
@@ -76,6 +79,13 @@ def split_of(texts: Iterable[str], split: Split) -> tuple[str, ...]:
     everything = tuple(texts)
     part = tuple(text for text in everything if is_held_out(text) == (split == "held_out"))
     return part or everything
+
+
+def questions_of(lines: Sequence[Line], split: Split) -> Sequence[Line]:
+    """Return the questions of a split: of several with one meaning the last is held out."""
+    if len(lines) < 2:
+        return lines
+    return lines[-1:] if split == "held_out" else lines[:-1]
 
 
 class LanguageWords:

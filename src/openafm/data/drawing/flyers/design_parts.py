@@ -8,9 +8,9 @@ from typing import Literal
 
 from openafm.data.drawing.base import Split
 from openafm.data.drawing.canvas import Color
-from openafm.data.drawing.flyers.content import FlyerContent
 from openafm.data.drawing.flyers.sheet import Sheet
 from openafm.data.images.documents import Box
+from openafm.data.synthetic.announcements import Announcement
 
 Align = Literal["left", "center", "right"]
 PORTRAIT = ((720, 1018), (680, 960), (760, 1000))
@@ -26,10 +26,10 @@ class Design:
     name: str
     split: Split
     formats: tuple[tuple[int, int], ...]
-    lay_out: Callable[[Sheet, FlyerContent], None]
+    lay_out: Callable[[Sheet, Announcement], None]
 
 
-def put_details(sheet: Sheet, content: FlyerContent, box: Box, size: int, *, labels: bool, align: Align = "left") -> float:
+def put_details(sheet: Sheet, content: Announcement, box: Box, size: int, *, labels: bool, align: Align = "left") -> float:
     """Date, time and place below each other, or with their labels in front; the order varies. Returns the y below."""
     left, top, right, bottom = box
     fields = [("date", content.date, "date"), ("time", content.time, "time"), ("place", content.place, "location")]

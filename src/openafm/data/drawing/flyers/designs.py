@@ -6,15 +6,15 @@ import math
 import random
 
 from openafm.data.drawing.base import Split
-from openafm.data.drawing.flyers.content import FlyerContent
 from openafm.data.drawing.flyers.design_parts import PORTRAIT, SQUARE, TALL, Design, put_details, put_extras
 from openafm.data.drawing.flyers.held_out_designs import HELD_OUT_DESIGNS
 from openafm.data.drawing.flyers.sheet import Sheet
+from openafm.data.synthetic.announcements import Announcement
 
 _HAS_COLUMNS = frozenset({"zh-Hans", "zh-Hant", "ja"})
 
 
-def _centered(sheet: Sheet, content: FlyerContent) -> None:
+def _centered(sheet: Sheet, content: Announcement) -> None:
     width, height, rng = sheet.width, sheet.height, sheet.rng
     margin = rng.randint(24, 40)
     frame = (margin, margin, width - margin, height - margin)
@@ -35,7 +35,7 @@ def _centered(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, *content.lines), (left, top + 20, right, height - margin - 24), 22, "center")
 
 
-def _banner(sheet: Sheet, content: FlyerContent) -> None:
+def _banner(sheet: Sheet, content: Announcement) -> None:
     width, height, palette = sheet.width, sheet.height, sheet.palette
     low = height * sheet.rng.uniform(0.3, 0.4)
     sheet.canvas.rectangle((0, 0, width, low), fill=palette.accent)
@@ -54,7 +54,7 @@ def _banner(sheet: Sheet, content: FlyerContent) -> None:
     sheet.put(content.host, (40, height - 56, width - 40, height - 10), 22)
 
 
-def _side_panel(sheet: Sheet, content: FlyerContent) -> None:
+def _side_panel(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     edge = width * rng.uniform(0.34, 0.42)
     sheet.canvas.rectangle((0, 0, edge, height), fill=palette.accent)
@@ -67,7 +67,7 @@ def _side_panel(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, content.host), (edge + 36, top + 40, width - 36, height - 30), 22)
 
 
-def _diagonal(sheet: Sheet, content: FlyerContent) -> None:
+def _diagonal(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     high, low = height * rng.uniform(0.38, 0.44), height * rng.uniform(0.48, 0.54)
     if rng.random() < 0.5:
@@ -88,7 +88,7 @@ def _diagonal(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.host, *content.lines), (44, top + 10, width - 44, height - 24), 20, "right")
 
 
-def _night(sheet: Sheet, content: FlyerContent) -> None:
+def _night(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     for _ in range(rng.randint(20, 60)):
         x, y, radius = rng.uniform(0, width), rng.uniform(height * 0.22, height * 0.5), rng.uniform(2, 26)
@@ -106,7 +106,7 @@ def _night(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (*content.lines, content.host), (36, low + 16, width - 36, height - 20), 20)
 
 
-def _grid(sheet: Sheet, content: FlyerContent) -> None:
+def _grid(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     top = sheet.put(
         content.title,
@@ -136,7 +136,7 @@ def _grid(sheet: Sheet, content: FlyerContent) -> None:
     )
 
 
-def _sunburst(sheet: Sheet, content: FlyerContent) -> None:
+def _sunburst(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     x, y, rays, reach = width / 2, height * rng.uniform(0.3, 0.6), rng.choice((10, 14, 18)), width + height
     for ray in range(0, 2 * rays, 2):
@@ -153,7 +153,7 @@ def _sunburst(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, *content.lines), (left, top + 8, right, card[3] - 16), 20, "center")
 
 
-def _tear_off(sheet: Sheet, content: FlyerContent) -> None:
+def _tear_off(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     low = height - 120
     top = sheet.put(
@@ -170,7 +170,7 @@ def _tear_off(sheet: Sheet, content: FlyerContent) -> None:
             sheet.canvas.line([(index * step, y), (index * step, min(y + 12, height))], palette.ink, 2)
 
 
-def _columns(sheet: Sheet, content: FlyerContent) -> None:
+def _columns(sheet: Sheet, content: Announcement) -> None:
     """A title from top to bottom in Chinese and Japanese; elsewhere a strip beside the text."""
     width, height, palette = sheet.width, sheet.height, sheet.palette
     edge = width * 0.74
@@ -189,7 +189,7 @@ def _columns(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, content.host, *content.lines), (40, top + 40, edge - 24, height - 30), 22)
 
 
-def _invitation(sheet: Sheet, content: FlyerContent) -> None:
+def _invitation(sheet: Sheet, content: Announcement) -> None:
     width, height, palette = sheet.width, sheet.height, sheet.palette
     for margin in (22, 30):
         sheet.canvas.rectangle((margin, margin, width - margin, height - margin), outline=palette.accent, width=2)
@@ -206,7 +206,7 @@ def _invitation(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, *content.lines[:1]), (left, top + 14, right, height - 76), 20, "center")
 
 
-def _photo(sheet: Sheet, content: FlyerContent) -> None:
+def _photo(sheet: Sheet, content: Announcement) -> None:
     """Hills and a sky above the text."""
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     low = height * rng.uniform(0.36, 0.46)
@@ -226,7 +226,7 @@ def _photo(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, *content.lines), (36, top + 12, width - 36, height - 16), 20)
 
 
-def _confetti(sheet: Sheet, content: FlyerContent) -> None:
+def _confetti(sheet: Sheet, content: Announcement) -> None:
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     for _ in range(160):
         x, y = rng.uniform(0, width), rng.uniform(0, height)

@@ -9,14 +9,14 @@ from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
 from openafm.data.drawing.camera import Shot, draw_condition, shoot
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.check import flyer_errors
-from openafm.data.drawing.flyers.content import FlyerContent, draw_content
 from openafm.data.drawing.flyers.designs import draw_design
 from openafm.data.drawing.flyers.sheet import Block, NoRoomError, Sheet, draw_palette
 from openafm.data.drawing.fonts import Font, FontMissingError, fonts_for
-from openafm.data.drawing.posters import poster_texts
 from openafm.data.images.documents import Box, Question, Region
 from openafm.data.images.grounding import box_text
+from openafm.data.synthetic.announcements import Announcement, draw_announcement
 from openafm.data.synthetic.reference import draw_reference, event_instructions, event_instructions_today_only, fill
+from openafm.data.synthetic.text_files.posters import poster_texts
 from openafm.tokenizer.schema_text import compact_json
 
 FIELDS = ("title", "date", "time", "location")
@@ -31,7 +31,7 @@ class FlyerGenerator(Generator):
 
     def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
         for _ in range(_TRIES):
-            content = draw_content(rng, language, split)
+            content = draw_announcement(rng, language, split)
             design = draw_design(rng, split)
             fonts = draw_fonts(rng, language, split, content.all_text)
             sheet = Sheet(*rng.choice(design.formats), draw_palette(rng), fonts, rng)
@@ -62,7 +62,7 @@ def draw_fonts(rng: random.Random, language: str, split: Split, text: str) -> tu
     return title, rng.choice([font for font in upright if not font.is_bold] or upright)
 
 
-def _photographed(rng: random.Random, sheet: Sheet, content: FlyerContent, split: Split, design: str) -> Drawn:
+def _photographed(rng: random.Random, sheet: Sheet, content: Announcement, split: Split, design: str) -> Drawn:
     words = list(sheet.canvas.regions)
     fields = [_field_region(block, words) for block in sheet.blocks if block.field]
     protected = {index for block in sheet.blocks if block.field for index in range(block.first, block.last)}
@@ -117,7 +117,7 @@ def _visible(block: Block, words: Sequence[Region], covered: frozenset[int]) -> 
 
 
 def _captions(
-    rng: random.Random, content: FlyerContent, split: Split, boxes: Mapping[str, Box], shot: Shot, extras: Sequence[str]
+    rng: random.Random, content: Announcement, split: Split, boxes: Mapping[str, Box], shot: Shot, extras: Sequence[str]
 ) -> dict[str, str]:
     texts = poster_texts(content.language, split)
     values = {"title": content.title, "date": content.date, "time": content.time, "place": content.place}
@@ -135,7 +135,7 @@ def _captions(
 
 
 def _questions(
-    rng: random.Random, content: FlyerContent, split: Split, shot: Shot, transcription: str
+    rng: random.Random, content: Announcement, split: Split, shot: Shot, transcription: str
 ) -> tuple[Question, ...]:
     texts = poster_texts(content.language, split)
     asked = [
@@ -160,7 +160,7 @@ def _questions(
     return tuple(asked)
 
 
-def _instructions(rng: random.Random, content: FlyerContent, split: Split) -> str:
+def _instructions(rng: random.Random, content: Announcement, split: Split) -> str:
     """The task and the reference day, as in the text corpus."""
     if rng.random() < _CANONICAL_SHARE:
         return event_instructions(content.today)

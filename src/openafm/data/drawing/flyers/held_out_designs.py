@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from openafm.data.drawing.flyers.content import FlyerContent
 from openafm.data.drawing.flyers.design_parts import PORTRAIT, TALL, WIDE, Design, put_extras
 from openafm.data.drawing.flyers.sheet import Sheet
+from openafm.data.synthetic.announcements import Announcement
 
 
-def _ticket(sheet: Sheet, content: FlyerContent) -> None:
+def _ticket(sheet: Sheet, content: Announcement) -> None:
     width, height, palette = sheet.width, sheet.height, sheet.palette
     edge = width * 0.7
     for y in range(0, height, 24):
@@ -27,7 +27,7 @@ def _ticket(sheet: Sheet, content: FlyerContent) -> None:
     sheet.put(content.time, (edge + 36, top + 4, width - 20, height * 0.88), 34, field="time")
 
 
-def _newspaper(sheet: Sheet, content: FlyerContent) -> None:
+def _newspaper(sheet: Sheet, content: Announcement) -> None:
     width, height, palette = sheet.width, sheet.height, sheet.palette
     for y, thickness in ((36, 5), (46, 2)):
         sheet.canvas.line([(30, y), (width - 30, y)], palette.ink, thickness)
@@ -45,7 +45,7 @@ def _newspaper(sheet: Sheet, content: FlyerContent) -> None:
     sheet.put(content.host, (middle + 20, height - 116, width - 34, height - 30), 20)
 
 
-def _badge(sheet: Sheet, content: FlyerContent) -> None:
+def _badge(sheet: Sheet, content: Announcement) -> None:
     """A disc with the day on it."""
     width, height, palette, rng = sheet.width, sheet.height, sheet.palette, sheet.rng
     top = sheet.put(
@@ -81,7 +81,7 @@ def _badge(sheet: Sheet, content: FlyerContent) -> None:
     put_extras(sheet, (content.free, *content.lines), (36, low + 8, width - 36, height - 16), 20, "center")
 
 
-def _program(sheet: Sheet, content: FlyerContent) -> None:
+def _program(sheet: Sheet, content: Announcement) -> None:
     """A list of points on a line, with the event's start among other times."""
     width, height, palette = sheet.width, sheet.height, sheet.palette
     sheet.put(content.free, (40, 36, width - 40, 80), 24)

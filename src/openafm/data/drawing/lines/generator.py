@@ -13,11 +13,11 @@ from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.sheet import draw_palette
 from openafm.data.drawing.fonts import fonts_for
 from openafm.data.drawing.lines.config import LinesConfig
-from openafm.data.drawing.posters import poster_texts
 from openafm.data.drawing.recheck import ink_errors, text_of_commands, without_space
 from openafm.data.images.documents import Question
 from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.tasks.messages import draw_message, draw_other_message
+from openafm.data.synthetic.text_files.posters import poster_texts
 
 _TRIES = 20
 _SMALLEST, _LARGEST = 18, 44

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from openafm.data.drawing.base import Split
-from openafm.data.drawing.phrases import questions_of
 from openafm.data.drawing.scenes.objects import COLORS, EMOJI, SHAPES, SceneObject
 from openafm.data.synthetic.rendering import Piece, capitalize, render, text_of
 from openafm.data.synthetic.text_files.source_text import Frame, Line, TextSection, parse_frame, read_sections
+from openafm.data.synthetic.words import questions_of
 
 _LISTS = {
     "objects": len(EMOJI),

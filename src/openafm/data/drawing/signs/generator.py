@@ -11,10 +11,10 @@ from openafm.data.drawing.camera import draw_condition, shoot
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.generator import draw_fonts
 from openafm.data.drawing.flyers.sheet import NoRoomError, Sheet, draw_palette
-from openafm.data.drawing.posters import poster_texts
 from openafm.data.drawing.recheck import box_errors, ink_errors, text_of_commands, without_space
 from openafm.data.images.documents import Box, Question
 from openafm.data.images.grounding import box_text, boxes_of
+from openafm.data.synthetic.text_files.posters import poster_texts
 
 _TRIES = 20
 _FOREIGN_SHARE = 0.2

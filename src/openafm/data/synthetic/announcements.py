@@ -1,4 +1,4 @@
-"""What a flyer announces: one event, and lines with other dates, times and names around it."""
+"""What a flyer or a notice announces: one event, and lines with other dates, times and names around it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import datetime
 import random
 from dataclasses import dataclass
 
-from openafm.data.drawing.base import Split
-from openafm.data.drawing.posters import PosterTexts, poster_texts
 from openafm.data.synthetic.calendar import CalendarPhrases, Phrase, draw_reference_day
+from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.rendering import capitalize
+from openafm.data.synthetic.text_files.posters import PosterTexts, poster_texts
 
 # Ways to write the day, with their shares. A day without a year is the first such day after the reference day.
 _DATE_SECTIONS = {"day_month_year": 0.4, "day_month": 0.35, "numeric_year": 0.15, "iso": 0.03, "numeric": 0.07}
@@ -21,8 +21,8 @@ _NO_CAPITALS = frozenset({"tr", "zh-Hans", "zh-Hant", "ja", "ko"})  # dotted i; 
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlyerContent:
-    """The texts of a flyer as it shows them, and the event that they announce.
+class Announcement:
+    """The texts of an announcement as it shows them, and the event that they announce.
 
     `event` has the fields of the text corpus: title and location letter by letter, date and time normalized.
     """
@@ -41,14 +41,14 @@ class FlyerContent:
 
     @property
     def all_text(self) -> str:
-        """Every character that a flyer may show."""
+        """Every character that a flyer of it may show."""
         return " ".join(
             (self.title, self.date, self.time, self.place, *self.labels.values(), self.free, self.host, *self.lines, ":·")
         )
 
 
-def draw_content(rng: random.Random, language: str, split: Split) -> FlyerContent:
-    """Return the content of a flyer."""
+def draw_announcement(rng: random.Random, language: str, split: Split) -> Announcement:
+    """Return an announcement in a language."""
     texts = poster_texts(language, split)
     calendar = texts.calendar
     today = draw_reference_day(rng)
@@ -68,7 +68,7 @@ def draw_content(rng: random.Random, language: str, split: Split) -> FlyerConten
         "time3": _draw_time(rng, calendar, *divmod(ending, 60)).bare,
         "date2": _write_date(rng, calendar, date.section, before).bare,
     }
-    return FlyerContent(
+    return Announcement(
         language=language,
         title=capitalize(title, language),
         date=capitalize(date.bare, language),

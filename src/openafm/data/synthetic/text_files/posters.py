@@ -1,21 +1,18 @@
-"""Hand-written texts of flyers and signs in the sixteen languages, by split (`text/posters/<language>.txt`)."""
+"""Hand-written texts of flyers and signs in the sixteen languages, by split (`posters.txt`)."""
 
 from __future__ import annotations
 
 import functools
-import importlib.resources
 import random
 import string
 from collections.abc import Mapping
-from pathlib import Path
 
-from openafm.data.drawing.base import Split
-from openafm.data.drawing.phrases import questions_of
 from openafm.data.synthetic.calendar import CalendarPhrases
+from openafm.data.synthetic.languages import Split, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
 from openafm.data.synthetic.text_files.source_text import Frame, Slot, parse_frame, read_sections
-from openafm.data.synthetic.words import split_of
+from openafm.data.synthetic.words import questions_of, split_of
 
 # Few lines each, which hold no names: both splits use all of them.
 _SHARED = frozenset({"date", "time", "place", "line", "free", "absent", "caption", "hours", "sign"})
@@ -28,8 +25,7 @@ class PosterTexts:
         self.language = language
         self._words: LanguageFrames = frames_of(language, split)
         self._frames: dict[str, tuple[Frame, ...]] = {}
-        path = Path(str(importlib.resources.files("openafm.data.drawing").joinpath("text/posters"))) / f"{language}.txt"
-        for section in read_sections(path):
+        for section in read_sections(source_file(language, "posters.txt")):
             kept = set(split_of((line.text for line in section.lines), split))
             if section.name.startswith("ask."):
                 lines = list(questions_of(section.lines, split))
