@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.runtime.decoding.grammar import Matcher
+from openafm.runtime.decoding.matcher import Matcher
 from openafm.tokenizer.bpe import Tokenizer
 
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)

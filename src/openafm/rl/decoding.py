@@ -20,7 +20,8 @@ from openafm.rl.images import PromptImages
 from openafm.rl.prompt_sources import Environment
 from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import FinishReason, Sample, Score, Trajectory
-from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.matcher import Matcher
 from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.row_sampling import sample_rows
 from openafm.runtime.decoding.sampling import RandomConfig, Sampler

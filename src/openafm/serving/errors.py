@@ -15,7 +15,7 @@ from openafm.framework.errors import (
     UnsupportedGuideError,
 )
 from openafm.framework.transcripts.prompt import PromptError, UnsupportedAttachmentError
-from openafm.runtime.decoding.grammar import GrammarError
+from openafm.runtime.decoding.matcher import GrammarError
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.runtime.native.model import OutOfMemoryError

@@ -16,7 +16,7 @@ from tiny_bundles import write_tiny_bundle
 
 import openafm as fm
 from openafm.framework.backends.truncation import truncation_error
-from openafm.runtime.decoding.grammar import IllegalTokenError
+from openafm.runtime.decoding.matcher import IllegalTokenError
 from openafm.tokenizer.conversation import AssistantTurn, Turn
 
 

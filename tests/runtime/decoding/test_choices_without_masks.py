@@ -10,7 +10,8 @@ from tiny_tokenizer import TOKENIZER
 
 from openafm.runtime.decoding import sampling
 from openafm.runtime.decoding.closing import Closer
-from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.matcher import Matcher
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.native.library import native_library
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tiny_tokenizer import TOKENIZER
 
-from openafm.runtime.decoding.grammar import GrammarCompiler, Matcher
+from openafm.runtime.decoding.grammar import GrammarCompiler
+from openafm.runtime.decoding.matcher import Matcher
 from openafm.tokenizer.bpe import SPECIAL_TOKENS
 
 COMPILER = GrammarCompiler(TOKENIZER)

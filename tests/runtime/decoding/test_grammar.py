@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tiny_tokenizer import TOKENIZER, accepts, llguidance_matcher
 
-from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, GrammarError, IllegalTokenError, Matcher
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.matcher import GrammarError, IllegalTokenError, Matcher
 from openafm.runtime.decoding.sampling import BrokenLogitsError, GreedyConfig, RandomConfig
 from openafm.tokenizer.bpe import SPECIAL_TOKENS
 from openafm.tokenizer.conversation import ToolDefinition

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
-from openafm.runtime.decoding.grammar import Grammar, Matcher
+from openafm.runtime.decoding.grammar import Grammar
 from openafm.runtime.decoding.logits import LogitsProcessor
+from openafm.runtime.decoding.matcher import Matcher
 from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps, roll_back_to
 from openafm.runtime.decoding.prefill import prefill as prefill
 from openafm.runtime.decoding.sampling import SamplingConfig

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 from openafm.runtime.batching.step_costs import MAX_DECODE_TOKENS, StepCosts
 from openafm.runtime.decoding.draft_length import DraftLength, DraftLengthConfig
-from openafm.runtime.decoding.grammar import GrammarError, Matcher
+from openafm.runtime.decoding.matcher import GrammarError, Matcher
 from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.sampling import BrokenLogitsError, Sampler
 from openafm.runtime.decoding.steps import Step
