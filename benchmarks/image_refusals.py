@@ -5,9 +5,12 @@ shows. Training asks about both kinds in these words; the objects are of kinds t
 others. `refused_absent` is the share of the first that the model refuses, `refused_present` that of the second. `constant`
 is a model that always refuses. Answers are greedy; a refusal begins like the refusals of the drawings.
 
-    python benchmarks/image_refusals.py --bundle NAME [--count N] [--quick] [--json]
+Without `--bundle` a compact decoder of size micro is trained on scenes of one to four shapes, from a contrastive encoder:
+captions of names, and in each scene one question where an object is, present or absent, in the same words.
 
-A fitting bundle is one of `on_device.multimodal_sft`. A full run writes docs/benchmarks/image_refusals.json.
+    python benchmarks/image_refusals.py [--bundle NAME] [--count N] [--quick] [--json]
+
+A full run (about 40 minutes on one core) writes docs/benchmarks/image_refusals.json.
 """
 
 from __future__ import annotations
@@ -18,51 +21,74 @@ import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
+from resolution_modes import FULL, OPTIMIZER, QUICK, SMALL_SCENES, VOCABULARY, ModeRuns, Size
 from shared.reporting import benchmark_parser, hand_in
+from shared.selected_images import asked_objects, refused_object
+from shared.vision_runs import home, multimodal, trained, with_vocabulary
 
 import openafm as fm
-from openafm.bundle import open_bundle
+from openafm.bundle import Bundle, open_bundle
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
-from openafm.data.drawing.generators import generator_config
-from openafm.data.drawing.scenes.texts import scene_texts
+from openafm.data.drawing.scenes import ScenesConfig
 from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.transcripts.prompt import Prompt
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "image_refusals.json"
 SEED = 20250717  # of the evaluation sets (data/drawing/evaluation.py)
 MAX_TOKENS = 48
+STEPS = 500
 REFUSALS = ("refused_absent", "refused_present")
-REFUSED = re.compile(r"\b(?:no|an?) (\w+ \w+)(?: in the image)?\.$")
-"""The object that a refusal names, a color and a shape."""
 
 
-def pairs(count: int) -> Iterator[tuple[Drawn, str, str, str]]:
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A trained model with vision in `folder`: drawings and steps of its contrastive and of its multimodal training."""
+
+    folder: Path
+    size: Size
+    steps: int
+
+    def bundle(self) -> Bundle:
+        runs = ModeRuns(folder=self.folder, size=self.size)
+        train = asked_objects(runs.drawn, self.folder / "asked")
+        run = multimodal(
+            self.size.model,
+            train,
+            asked_objects(runs.held_out, self.folder / "asked-held-out"),
+            learn=("captions", "questions"),
+            mode="balanced",
+            steps=self.steps,
+            seed=0,
+            eyes=runs.eyes,
+        )
+        data = replace(run.trainer.data, rows_per_step=self.size.rows)
+        run = replace(run, trainer=replace(run.trainer, data=data, optimizer=OPTIMIZER))
+        return trained(with_vocabulary(run, VOCABULARY), self.folder / "run", "refusals")
+
+
+def pairs(count: int, scenes: ScenesConfig) -> Iterator[tuple[Drawn, str, str, str]]:
     """Yield scenes with a question about an absent object, its refusal, and the question about a present object."""
-    generator = generator_config("scenes").build()
+    generator = scenes.build()
     found = 0
     for number in itertools.count():
         drawn = draw_document(generator, "scenes", "en", "train", SEED, number)
         absent = next((each for each in drawn.questions if each.kind == "absent"), None)
         names = drawn.captions.get("keywords", "").split(", ")
         single = [name for name in names if is_single(name, drawn.captions.get("short", ""))]
-        refused = absent and REFUSED.search(absent.answer)
-        if absent is None or refused is None or not single or not says_nothing(absent.question, refused[1]):
+        refused = absent and refused_object(absent)
+        if absent is None or refused is None or not single:
             continue
-        yield drawn, absent.question, absent.answer, absent.question.replace(refused[1], single[0])
+        yield drawn, absent.question, absent.answer, absent.question.replace(refused, single[0])
         found += 1
         if found == count:
             return
-
-
-def says_nothing(question: str, name: str) -> bool:
-    """Return whether questions about present objects have these words, so that only the image tells the answer."""
-    return any(question in scene_texts("en").all_lines(section, name) for section in ("ask.area", "ask.box"))
 
 
 def is_single(name: str, caption: str) -> bool:
@@ -74,7 +100,7 @@ def is_refusal(answer: str, refusals: Sequence[str]) -> bool:
     return " ".join(answer.split()[:2]) in {" ".join(refusal.split()[:2]) for refusal in refusals}
 
 
-def refusal_shares(bundle: str, count: int) -> dict[str, float]:
+def refusal_shares(bundle: str, count: int, scenes: ScenesConfig) -> dict[str, float]:
     """Return the shares of questions about absent and about present objects that a model refuses."""
     model = fm.SystemLanguageModel(bundle=bundle)
     options = fm.GenerationOptions(sampling=fm.SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS)
@@ -83,29 +109,37 @@ def refusal_shares(bundle: str, count: int) -> dict[str, float]:
         session = LanguageModelSession(model=model)
         return session.respond_blocking(Prompt(fm.Image(drawn.images[0].data), question), options=options)
 
-    asked = list(pairs(count))
+    asked = list(pairs(count, scenes))
     refusals = [refusal for _, _, refusal, _ in asked]
     absent = [is_refusal(answer(drawn, question), refusals) for drawn, question, _, _ in asked]
     present = [is_refusal(answer(drawn, question), refusals) for drawn, _, _, question in asked]
     return {name: round(statistics.fmean(found), 4) for name, found in zip(REFUSALS, (absent, present), strict=True)}
 
 
-def measure(bundle: str, count: int) -> dict[str, Any]:
+def measure(bundle: str, count: int, scenes: ScenesConfig, setting: dict[str, Any]) -> dict[str, Any]:
     return {
         "benchmark": "image_refusals",
         "peer": "a model that always refuses",
-        "setting": {"bundle": open_bundle(bundle).name, "scenes": count, "seed": SEED},
-        "figures": {**refusal_shares(bundle, count), "constant_refused_present": 1.0},
+        "setting": {"bundle": open_bundle(bundle).name, "scenes": count, "seed": SEED, **setting},
+        "figures": {**refusal_shares(bundle, count, scenes), "constant_refused_present": 1.0},
     }
 
 
 def main() -> None:
-    parser = benchmark_parser(__doc__, "few scenes; claims nothing")
-    parser.add_argument("--bundle", required=True, help="a multimodal bundle, by name or path")
+    parser = benchmark_parser(__doc__, "few scenes, drawings and steps; claims nothing")
+    parser.add_argument("--bundle", help="a multimodal bundle, by name or path; default: one that is trained")
     parser.add_argument("--count", type=int, help="scenes")
     options = parser.parse_args()
-    bundle = str(open_bundle(options.bundle).path)
-    hand_in(measure(bundle, options.count or (4 if options.quick else 200)), REPORT, options)
+    count = options.count or (4 if options.quick else 200)
+    if options.bundle is not None:
+        bundle = str(open_bundle(options.bundle).path)
+        return hand_in(measure(bundle, count, ScenesConfig(), {}), REPORT, options)
+    size, steps = (QUICK, 2) if options.quick else (FULL, STEPS)
+    with home() as folder:
+        bundle = str(Trained(folder=folder, size=size, steps=steps).bundle().path)
+        setting = {"size": size.model, "documents": size.count, "steps": steps}
+        report = measure(bundle, count, SMALL_SCENES, setting)
+    return hand_in(report, REPORT, options)
 
 
 if __name__ == "__main__":
