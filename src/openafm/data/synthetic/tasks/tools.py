@@ -24,6 +24,7 @@ from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall
 from openafm.tokenizer.schema_text import compact_json
 
 _NO_CALL_SHARE, _PARALLEL_SHARE, _SERIAL_SHARE, _MORE_SHARE = 0.3, 0.12, 0.06, 0.08
+_MOST_FURTHER = 3  # rounds of a conversation of training
 _NO_INSTRUCTIONS_SHARE, _PLAIN_ANSWER_SHARE, _WRAPPED_SHARE = 0.2, 0.5, 0.15
 _NUM_TOOLS = ((1, 2, 3, 4, 5, 6, 8), (3, 4, 5, 5, 4, 2, 1))
 _STYLES = ("snake", "snake", "snake", "camel", "pascal", "kebab")
@@ -48,7 +49,7 @@ class Request:
 
 
 def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer."""
+    """Return instructions with tools, and a round of prompt, calls, outputs and answer; in training up to four rounds."""
     return _ToolConversation(rng, language, split).turns()
 
 
@@ -75,8 +76,11 @@ class _ToolConversation:
             turns = self._parallel()
         else:
             turns = self._call(rng.choice(self._tools))
-        if rng.random() < _MORE_SHARE:
-            turns = (*turns, *(self._no_call() if rng.random() < 0.3 else self._call(rng.choice(self._tools))))
+        num_further = rng.randint(0, _MOST_FURTHER) if self._split == "train" else int(rng.random() < _MORE_SHARE)
+        for _ in range(num_further):
+            further = self._no_call() if rng.random() < _NO_CALL_SHARE else self._call(rng.choice(self._tools))
+            if further[0] not in turns:  # the answer would be a copy
+                turns = (*turns, *further)
         return (Instructions(text=self._instructions(), tools=tuple(tool.definition for tool in self._tools)), *turns)
 
     def _instructions(self) -> str:
