@@ -1,6 +1,6 @@
 """Right dates by the way of writing the day: bundles on messages of the built-in corpus, of training and held-out frames.
 
-Fresh messages say which dates are wrong, this table says why: a day that a model does not even find in the frames of its
+Fresh messages show that dates are wrong, this table why: a day that a model does not even find in the frames of its
 training needs more practice, not more frames. English, German, Spanish and Japanese, the instructions with a week.
 
     python benchmarks/shipped_days.py [BUNDLE ...] [--count 12] [--quick] [--json]
