@@ -10,17 +10,17 @@ captions of names, and in each scene one question where an object is, present or
 
     python benchmarks/image_refusals.py [--bundle NAME] [--count N] [--quick] [--json]
 
-A full run (about 40 minutes on one core) writes docs/benchmarks/image_refusals.json.
+A full run (about half an hour on one core) writes docs/benchmarks/image_refusals.json, with `--bundle`
+image_refusals_of_bundle.json.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,8 @@ from openafm.framework.transcripts.prompt import Prompt
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "image_refusals.json"
 SEED = 20250717  # of the evaluation sets (data/drawing/evaluation.py)
 MAX_TOKENS = 48
-STEPS = 500
+STEPS = 200
+MOST_TRIES = 50  # scenes for each that is asked for
 REFUSALS = ("refused_absent", "refused_present")
 
 
@@ -73,11 +74,11 @@ class Trained:
         return trained(with_vocabulary(run, VOCABULARY), self.folder / "run", "refusals")
 
 
-def pairs(count: int, scenes: ScenesConfig) -> Iterator[tuple[Drawn, str, str, str]]:
-    """Yield scenes with a question about an absent object, its refusal, and the question about a present object."""
+def pairs(count: int, scenes: ScenesConfig) -> Iterator[tuple[Drawn, str, str]]:
+    """Yield scenes with a question about an absent object, and the question about a present object."""
     generator = scenes.build()
     found = 0
-    for number in itertools.count():
+    for number in range(count * MOST_TRIES):
         drawn = draw_document(generator, "scenes", "en", "train", SEED, number)
         absent = next((each for each in drawn.questions if each.kind == "absent"), None)
         names = drawn.captions.get("keywords", "").split(", ")
@@ -85,19 +86,20 @@ def pairs(count: int, scenes: ScenesConfig) -> Iterator[tuple[Drawn, str, str, s
         refused = absent and refused_object(absent)
         if absent is None or refused is None or not single:
             continue
-        yield drawn, absent.question, absent.answer, absent.question.replace(refused, single[0])
+        yield drawn, absent.question, absent.question.replace(refused, single[0])
         found += 1
         if found == count:
             return
+    raise RuntimeError(f"{found} of {count * MOST_TRIES} scenes have a question about an absent object; asked for {count}")
 
 
 def is_single(name: str, caption: str) -> bool:
     return re.search(rf"\ban? {name}\b", caption) is not None
 
 
-def is_refusal(answer: str, refusals: Sequence[str]) -> bool:
-    """Return whether an answer begins with the first two words of a refusal."""
-    return " ".join(answer.split()[:2]) in {" ".join(refusal.split()[:2]) for refusal in refusals}
+def is_refusal(answer: str) -> bool:
+    """Return whether an answer is a refusal of the drawings, of any object."""
+    return answer.startswith(("There is no ", "I cannot say that"))
 
 
 def refusal_shares(bundle: str, count: int, scenes: ScenesConfig) -> dict[str, float]:
@@ -110,9 +112,8 @@ def refusal_shares(bundle: str, count: int, scenes: ScenesConfig) -> dict[str, f
         return session.respond_blocking(Prompt(fm.Image(drawn.images[0].data), question), options=options)
 
     asked = list(pairs(count, scenes))
-    refusals = [refusal for _, _, refusal, _ in asked]
-    absent = [is_refusal(answer(drawn, question), refusals) for drawn, question, _, _ in asked]
-    present = [is_refusal(answer(drawn, question), refusals) for drawn, _, _, question in asked]
+    absent = [is_refusal(answer(drawn, question)) for drawn, question, _ in asked]
+    present = [is_refusal(answer(drawn, question)) for drawn, _, question in asked]
     return {name: round(statistics.fmean(found), 4) for name, found in zip(REFUSALS, (absent, present), strict=True)}
 
 
@@ -133,7 +134,7 @@ def main() -> None:
     count = options.count or (4 if options.quick else 200)
     if options.bundle is not None:
         bundle = str(open_bundle(options.bundle).path)
-        return hand_in(measure(bundle, count, ScenesConfig(), {}), REPORT, options)
+        return hand_in(measure(bundle, count, ScenesConfig(), {}), REPORT.with_stem("image_refusals_of_bundle"), options)
     size, steps = (QUICK, 2) if options.quick else (FULL, STEPS)
     with home() as folder:
         bundle = str(Trained(folder=folder, size=size, steps=steps).bundle().path)

@@ -28,7 +28,7 @@ def named_objects(path: Path, out: Path, num_kinds: int | None = None) -> Path:
 def asked_objects(path: Path, out: Path) -> Path:
     """Write the scenes at `path` with the caption of `named_objects` and questions where objects are, and return `out`.
 
-    Half of the scenes keep a question about an absent object, the others one about a present object, in the same words.
+    A scene keeps one question, about an absent or a present object, in the same words; by turns if it has both.
     """
     return _selected(path, out, {"questions": "places"}, _asked)
 
@@ -75,5 +75,5 @@ def _asked(document: ImageDocument) -> ImageDocument | None:
     named = _named(document, None)
     absent = [each for each in document.questions if refused_object(each)]
     present = [each for each in document.questions if each.kind in ("spatial.area", "ground.box")]
-    asked = absent if zlib.crc32(document.id.encode()) % 2 else present
+    asked = absent if absent and zlib.crc32(document.id.encode()) % 2 else present or absent
     return named and replace(named, questions=tuple(asked[:1]))

@@ -16,6 +16,7 @@ from openafm.recipes.average import AverageError, average
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import compression_config
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
 
 
 def write_variant(source: Bundle, name: str, factor: float, *, half: bool = False) -> Bundle:
@@ -56,6 +57,12 @@ def test_what_has_no_mean_is_refused(bundles: list[Bundle], tmp_path: Path) -> N
     )
     with pytest.raises(AverageError, match="another tokenizer"):
         average([first, open_bundle("other")], "mean")
+    template = ChatTemplate(tool_definition=("<|tool_definition|>", "{name}", ": {description}", " {parameters}"))
+    write_bundle(
+        bundle_place("spaced"), config=first.config, tokenizer=first.tokenizer, template=template, tensors=first.tensors()
+    )
+    with pytest.raises(AverageError, match="another chat template"):
+        average([first, open_bundle("spaced")], "mean")
     compress(first, compression_config("int8", {}), "small")
     with pytest.raises(AverageError, match="openafm compress decode small"):
         average([first, open_bundle("small")], "mean")
@@ -82,5 +89,7 @@ def test_the_verb(bundles: list[Bundle], capsys: pytest.CaptureFixture[str]) -> 
     assert run(["average", "first", "third", "--shares", "3,1", "--name", "mean", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["signature"] == open_bundle("mean").signature
+    for name, array in bundles[0].tensors().items():
+        np.testing.assert_allclose(open_bundle("mean").tensors()[name], 1.5 * array, rtol=1e-6)
     assert run(["average", "first", "third", "--shares", "3;1", "--name", "mean"]) == 2
     assert "such as 0.4,0.6" in capsys.readouterr().err

@@ -21,11 +21,13 @@ from openafm.recipes.sources.own_data import data_of, write_data
 
 
 class AverageError(UsageError):
-    """The bundles have no mean: another architecture or tokenizer, or compressed weights."""
+    """The bundles have no mean: another architecture, tokenizer or template, or compressed weights."""
 
 
 def average(bundles: Sequence[Bundle], name: str, shares: Sequence[float] = ()) -> Bundle:
     """Write the mean of the weights of `bundles` in fp32 as the bundle `name`, one tensor in memory at a time.
+
+    The description of the data is that of the first bundle.
 
     `shares` are relative, one for each bundle; by default all are equal.
 
@@ -105,6 +107,10 @@ def _check_alike(bundles: Sequence[Bundle]) -> None:
             raise AverageError(f"{bundle.name} has another architecture than {first.name}; `openafm show` prints both")
         if bundle.tokenizer.digest != first.tokenizer.digest:
             raise AverageError(f"{bundle.name} has another tokenizer than {first.name}; their embeddings have no mean")
+        if bundle.template.to_json() != first.template.to_json():
+            raise AverageError(
+                f"{bundle.name} has another chat template than {first.name}, so they read prompts differently"
+            )
         if _shapes(bundle) != _shapes(first):
             raise BundleError(f"{bundle.name} or {first.name} is damaged: tensors differ, though the configs are equal")
 

@@ -13,6 +13,7 @@ from openafm.data.synthetic import LANGUAGES
 from openafm.data.synthetic.rendering import Piece, render, text_of
 from openafm.data.synthetic.text_files.catalogs import catalog_of, catalogs
 from openafm.data.synthetic.text_files.frames import frames_of
+from openafm.data.synthetic.text_files.posters import poster_texts
 from openafm.data.synthetic.text_files.source_text import Line, SourceTextError, parse_frame
 from openafm.data.synthetic.validate import near_duplicates, problems, shortfalls
 
@@ -125,6 +126,11 @@ def test_splits_share_no_frame_word_domain_tool_or_text(language: str) -> None:
         for catalog in catalogs_of_splits
     ]
     assert not texts[0] & texts[1]
+    posters = [poster_texts(language, split) for split in ("train", "held_out")]
+    for section in ("title", "venue"):  # of three hosts, none may be held out
+        lines = [{frame.line.text for frame in texts.section(section)} for texts in posters]
+        assert min(map(len, lines)) > 0
+        assert not lines[0] & lines[1]
 
 
 def test_english_has_what_other_languages_build_on() -> None:

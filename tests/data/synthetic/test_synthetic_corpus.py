@@ -31,7 +31,10 @@ from openafm.data.synthetic import (
     example,
     generate,
 )
+from openafm.data.synthetic.announcements import draw_announcement
+from openafm.data.synthetic.rendering import lower
 from openafm.data.synthetic.tasks.labels import NamedLabel, _draw_further_text, _draw_language
+from openafm.data.synthetic.tasks.notices import notice_turns
 from openafm.data.synthetic.text_files.catalogs import Label, LabelSet
 from openafm.data.synthetic.text_files.frames import frames_of
 from openafm.data.synthetic.text_files.source_text import Line, parse_frame
@@ -446,6 +449,24 @@ def test_a_notice_has_its_event_among_other_lines(language: str) -> None:
             num_with_other_lines += len(lines) > 4
     assert {0, 1, 2} <= orders
     assert num_with_other_lines > 60
+
+
+@pytest.mark.parametrize("language", ["en", "tr", "ko"])
+def test_the_day_and_the_time_of_a_notice_are_those_that_it_shows(language: str) -> None:
+    for seed in range(60):
+        announced = draw_announcement(random.Random(seed), language, "train")
+        _, user, answer = notice_turns(random.Random(seed), language, "train")
+        assert json.loads(answer.text) == announced.event
+        assert announced.date in user.text
+        assert announced.time in user.text
+        days_ahead = (datetime.date.fromisoformat(announced.event["date"]) - announced.today).days
+        assert 1 <= days_ahead <= 360
+        assert "BAŞLAMA SAATI" not in user.text  # Turkish capitals have a dot
+
+
+def test_lower_case_of_turkish_keeps_both_letters_i() -> None:
+    assert lower("İzmir Işık", "tr") == "izmir ışık"
+    assert lower("ISBN", "en") == "isbn"
 
 
 def test_the_corpus_is_made_fast_enough() -> None:

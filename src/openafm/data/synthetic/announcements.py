@@ -17,7 +17,7 @@ _MINUTES = (0,) * 6 + (30,) * 3 + (15, 45)
 _IN_DIGITS_SHARE = 0.92  # of dates and times; others are in words
 _LONGEST_TITLE, _LONGEST_LINE, _TRIES = 42, 60, 4
 _UPPER_SHARE = 0.2
-_NO_CAPITALS = frozenset({"tr", "zh-Hans", "zh-Hant", "ja", "ko"})  # dotted i; no case
+NO_CAPITALS = frozenset({"tr", "zh-Hans", "zh-Hant", "ja", "ko"})  # dotted i; no case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def draw_announcement(rng: random.Random, language: str, split: Split) -> Announ
     time = _draw_time(rng, calendar, hour, minute)
     values = {"city": texts.frames.draw_word(rng, "city")}
     title = _short(rng, texts, "title", values, _LONGEST_TITLE)
-    if language not in _NO_CAPITALS and rng.random() < _UPPER_SHARE:
+    if language not in NO_CAPITALS and rng.random() < _UPPER_SHARE:
         title = title.upper()
     place = _short(rng, texts, "venue", values, _LONGEST_LINE)
     start = hour * 60 + minute

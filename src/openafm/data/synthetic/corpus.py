@@ -51,7 +51,8 @@ def _default_languages() -> dict[str, float]:
 class SyntheticConfig(Config):
     """An endless stream of examples. Weights need not sum to one.
 
-    `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds. A share
+    `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds;
+    only the lines around the event of a notice are few and in both. A share
     `natural_share` of the examples of `train` are requests that people wrote, from the folder `natural`; without a folder,
     there are none.
     """

@@ -94,6 +94,11 @@ def capitalize(text: str, language: str = "") -> str:
     return first + text[1:]
 
 
+def lower(text: str, language: str) -> str:
+    """Return `text` in lower case; Turkish has a letter i with and one without a dot."""
+    return (text.replace("İ", "i").replace("I", "ı") if language == "tr" else text).lower()
+
+
 def has_final_consonant(text: str) -> bool:
     """True if Korean text, read aloud, ends in a consonant."""
     last = next((char for char in reversed(text) if char.isalnum()), "")

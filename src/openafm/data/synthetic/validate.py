@@ -17,6 +17,7 @@ from openafm.data.synthetic.languages import LANGUAGES, text_folder
 from openafm.data.synthetic.tasks.messages import draw_message
 from openafm.data.synthetic.text_files.catalogs import Catalogs
 from openafm.data.synthetic.text_files.frames import LanguageFrames
+from openafm.data.synthetic.text_files.posters import PosterTexts
 from openafm.data.synthetic.text_files.source_text import SourceTextError, read_sections
 from openafm.data.synthetic.words import REQUIRED_SECTIONS
 
@@ -32,7 +33,7 @@ MINIMA = {
     "forms": 120,
 }
 WORD_MINIMA = {"name": 60, "syllable": 40, "city": 60, "street": 8, "company": 12, "phone": 5}
-FILES = tuple(f"{name}.txt" for name in (*MINIMA, "words", "dates", "times"))
+FILES = tuple(f"{name}.txt" for name in (*MINIMA, "words", "dates", "times", "posters"))
 _ALIKE = 0.75
 _SHINGLE = 4
 
@@ -43,6 +44,7 @@ def problems(language: str) -> Iterator[str]:
     try:
         frames = LanguageFrames(language, "train", errors)
         Catalogs(frames, errors)
+        PosterTexts(language, "train")
     except SourceTextError as error:
         errors.append(error)
     else:

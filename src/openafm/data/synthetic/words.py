@@ -17,7 +17,7 @@ from openafm.data.synthetic.languages import Split, locale_of, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.text_files.source_text import Frame, Slot, parse_frame, read_sections
 
-Line = TypeVar("Line")
+LineT = TypeVar("LineT")
 
 _FAKER_LOCALES = {
     "en": ("en_US", "en_GB"),
@@ -81,7 +81,7 @@ def split_of(texts: Iterable[str], split: Split) -> tuple[str, ...]:
     return part or everything
 
 
-def questions_of(lines: Sequence[Line], split: Split) -> Sequence[Line]:
+def questions_of(lines: Sequence[LineT], split: Split) -> Sequence[LineT]:
     """Return the questions of a split: of several with one meaning the last is held out."""
     if len(lines) < 2:
         return lines

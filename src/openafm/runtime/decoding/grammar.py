@@ -2,12 +2,6 @@
 
 Based on llguidance. Its errors do not raise but set a state that allows anything or nothing, so every call is followed by a
 check. Constraints that it does not enforce are rejected.
-
-Where the grammar allows only one text, its tokens are forced: the mask allows the single token that the tokenizer would
-produce, although others spell the same text. Answers are therefore the same whether forced tokens are fed as drafts or
-sampled one by one, and they are tokenized like training data.
-
-Shapes: V vocabulary of the model.
 """
 
 from __future__ import annotations

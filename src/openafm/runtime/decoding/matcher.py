@@ -1,5 +1,9 @@
 """The state of one answer under its grammar: allowed tokens, forced tokens, and the end that a token limit forces.
 
+Where the grammar allows only one text, its tokens are forced: the mask allows the single token that the tokenizer would
+produce, although others spell the same text. Answers are therefore the same whether forced tokens are fed as drafts or
+sampled one by one, and they are tokenized like training data.
+
 Shapes: V vocabulary of the model.
 """
 

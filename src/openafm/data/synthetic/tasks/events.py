@@ -68,7 +68,7 @@ _SHAPES = ("null", "null", "null", "property", "list", "list")
 
 
 def event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return a message with its event, or a message without one; in training up to four such messages under one schema."""
+    """Return a prompt with one message or two and the events in it; in training up to four such prompts under one schema."""
     frames = frames_of(language, split)
     today = draw_reference_day(rng)
     has_event = rng.random() >= _NOTHING_SHARE

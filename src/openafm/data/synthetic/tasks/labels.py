@@ -45,9 +45,9 @@ def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, 
     choices, answer = _draw_choices(rng, gold, others)
     texts = [(text, answer)]
     for _ in range(rng.randint(0, _MOST_FURTHER_TEXTS) if split == "train" else 0):
-        further = _draw_further_text(rng, labels, choices, frames)
-        if further not in texts:  # the answer would be a copy
-            texts.append(further)
+        further, answer = _draw_further_text(rng, labels, choices, frames)
+        if further not in [text for text, _ in texts]:  # the answer would be a copy
+            texts.append((further, answer))
     return _choice_turns(rng, texts, choices, language, split, labels.question)
 
 

@@ -12,7 +12,7 @@ import random
 from openafm.data.synthetic.calendar import Phrase, draw_reference_day
 from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.reference import draw_reference, event_instructions, reference_week
-from openafm.data.synthetic.rendering import text_of
+from openafm.data.synthetic.rendering import lower, text_of
 from openafm.data.synthetic.schemas import PropertyDraft, object_schema
 from openafm.data.synthetic.tasks.events import EVENT_SCHEMA
 from openafm.data.synthetic.text_files.frames import LanguageFrames, frames_of
@@ -21,7 +21,7 @@ from openafm.tokenizer.schema_text import compact_json
 
 _DATE_SHARES = {"weekday": 0.5, "tomorrow": 0.05, "day_after_tomorrow": 0.04, "today": 0.03, "day_month": 0.04}
 _DATE_SHARES |= {"iso": 0.3, "numeric_year": 0.04}
-_AGENDA_DATE_SHARES = {"weekday": 0.24, "today": 0.08, "tonight": 0.04, "tomorrow": 0.14, "day_after_tomorrow": 0.1}
+_AGENDA_DATE_SHARES = {"weekday": 0.24, "today": 0.1, "tomorrow": 0.16, "day_after_tomorrow": 0.1}
 _AGENDA_DATE_SHARES |= {"next_week": 0.06, "in_days": 0.04, "in_weeks": 0.04, "day_only": 0.05, "day_month": 0.12}
 _AGENDA_DATE_SHARES |= {"numeric": 0.04, "day_month_year": 0.04, "numeric_year": 0.04, "iso": 0.06}
 _DATE, _TIME = (PropertyDraft(name, EVENT_SCHEMA["properties"][name], "never") for name in ("date", "time"))
@@ -80,5 +80,5 @@ def _draw_note(
         rng.shuffle(parts)
     text = rng.choice((" ", " ", ", ")).join(parts)
     if rng.random() < _LOWER_SHARE:
-        text, event = text.lower(), {name: value.lower() for name, value in event.items()}
+        text, event = lower(text, frames.language), {name: lower(value, frames.language) for name, value in event.items()}
     return text, event | {"date": date.value}

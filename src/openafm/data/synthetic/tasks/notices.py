@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from openafm.data.synthetic.announcements import Announcement, draw_announcement
+from openafm.data.synthetic.announcements import NO_CAPITALS, Announcement, draw_announcement
 from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.reference import event_instructions, fill, reference_week
 from openafm.data.synthetic.tasks.events import EVENT_SCHEMA
@@ -70,4 +70,5 @@ def _labeled(rng: random.Random, notice: Announcement, field: str, text: str) ->
     if rng.random() >= _LABELED_SHARE:
         return text
     label = notice.labels[field]
-    return rng.choice((f"{label}: {text}", f"{label} {text}", f"{label}\n{text}", f"{label.upper()}: {text}"))
+    title = label if notice.language in NO_CAPITALS else label.upper()
+    return rng.choice((f"{label}: {text}", f"{label} {text}", f"{label}\n{text}", f"{title}: {text}"))

@@ -49,7 +49,7 @@ class Request:
 
 
 def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return instructions with tools, and a round of prompt, calls, outputs and answer; in training up to four rounds."""
+    """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer, in training up to four."""
     return _ToolConversation(rng, language, split).turns()
 
 

@@ -44,6 +44,10 @@ class PosterTexts:
         """The frames of the text corpus in this language and split."""
         return self._words
 
+    def section(self, name: str) -> tuple[Frame, ...]:
+        """The lines of a section."""
+        return self._frames[name]
+
     def draw(self, rng: random.Random, section: str, values: Mapping[str, str] | None = None) -> str:
         """Return a line of a section. Other slots take words; a group is kept if its slots have values."""
         return self._fill(rng, rng.choice(self._frames[section]), values)
