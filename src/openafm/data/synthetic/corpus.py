@@ -52,7 +52,7 @@ class SyntheticConfig(Config):
     """An endless stream of examples. Weights need not sum to one.
 
     `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds;
-    only the lines around the event of a notice are few and in both. A share
+    only the lines of a notice beside its title are few, and in both. A share
     `natural_share` of the examples of `train` are requests that people wrote, from the folder `natural`; without a folder,
     there are none.
     """
