@@ -1,9 +1,10 @@
 """Scores on sets by other authors over training tokens and parameters: what limits the shipped model.
 
 Each model is a bundle and the tokens that it was trained on; bundles of running trainings come from
-`openafm checkpoint consolidate`. A full run writes docs/benchmarks/shipped_scaling.json and .png.
+`openafm checkpoint consolidate`. A full run writes docs/benchmarks/shipped_scaling.json and .png, which keep the rows of
+models that it does not measure. `[=NAME]` is the name of the row.
 
-    python benchmarks/shipped_scaling.py BUNDLE=TOKENS ... [--natural FOLDER] [--count 60] [--quick] [--json]
+    python benchmarks/shipped_scaling.py BUNDLE=TOKENS[=NAME] ... [--natural FOLDER] [--count 60] [--quick] [--json]
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from shared.reporting import benchmark_parser, hand_in
+from shared.reporting import benchmark_parser, hand_in, with_former_rows
 
 import openafm as fm
 from openafm.bundle import open_bundle
@@ -28,12 +29,14 @@ QUICK = 8  # every how many cases one is taken in a smoke run
 
 def main() -> None:
     parser = benchmark_parser(__doc__)
-    parser.add_argument("models", nargs="*", default=["nano=8174623"], metavar="BUNDLE=TOKENS")
+    parser.add_argument("models", nargs="*", default=["nano=8174623"], metavar="BUNDLE=TOKENS[=NAME]")
     parser.add_argument("--natural", type=Path, help="folder of NAME-test.jsonl.gz files")
     parser.add_argument("--count", type=int, default=60, help="cases of each natural set and task")
     options = parser.parse_args()
     cases = fresh_cases(options.natural, options.count)
     rows = [measure(model, cases[::QUICK] if options.quick else cases) for model in options.models]
+    if not options.quick:
+        rows = with_former_rows(rows, REPORT)
     hand_in({"figures": {row["model"]: row["scores"] for row in rows}, "rows": rows}, REPORT, options)
     if not options.quick:
         draw(rows, REPORT.with_suffix(".png"))
@@ -41,11 +44,11 @@ def main() -> None:
 
 def measure(model: str, cases: list[Case]) -> dict[str, Any]:
     """Return parameters, tokens and scores of a model."""
-    name, _, tokens = model.rpartition("=")
-    bundle = open_bundle(name)
+    bundle_name, tokens, *row_name = model.split("=")
+    bundle = open_bundle(bundle_name)
     figures = fresh_figures(fm.SystemLanguageModel(bundle=bundle.path), cases)
     return {
-        "model": bundle.path.name,
+        "model": row_name[0] if row_name else bundle.path.name,
         "parameters": describe_bundle(bundle).parameters,
         "tokens": int(tokens),
         "scores": {figure: round(score.model, 4) for figure, score in figures.items()},

@@ -39,6 +39,16 @@ def hand_in(report: dict[str, Any], path: Path, options: argparse.Namespace) -> 
     print(json.dumps(report["figures"] | report))
 
 
+def with_former_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """Return the rows of the report at `path` whose `model` is not measured now, and then `rows`.
+
+    Models of earlier weeks cannot be measured again where their bundles are gone.
+    """
+    former = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    measured = {row["model"] for row in rows}
+    return [*(row for row in former if row["model"] not in measured), *map(dict, rows)]
+
+
 def means_and_deviations(found: Sequence[Mapping[str, float]], suffix: str = "") -> dict[str, float]:
     """Return the mean of each figure over runs under its name and `suffix`; with `_sd` at the end the standard deviation.
 
