@@ -29,7 +29,7 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     folder.mkdir()
     for language in ("en", "de"):
-        config = SyntheticConfig(tasks={"event": 1.0}, languages={language: 1.0})
+        config = SyntheticConfig(split="held_out", tasks={"event": 1.0}, languages={language: 1.0})
         lines = [json.dumps(conversation.to_dict()) for conversation in generate(config, 3)]
         (folder / f"events-{language}.jsonl").write_text("\n".join(lines))
     (folder / "note.txt").write_text("Dinner with Maria on Friday.")

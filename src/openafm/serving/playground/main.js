@@ -17,7 +17,7 @@ const EXAMPLE_SCHEMA = {
   properties: {
     title: { type: "string", maxLength: 40 },
     date: { type: "string", maxLength: 20 },
-    time: { type: "string", maxLength: 10 },
+    time: { type: "string", pattern: "^(?:[01][0-9]|2[0-3]):[0-5][0-9]$" },
     location: { type: "string", maxLength: 40 },
   },
   required: ["title", "date", "time", "location"],
