@@ -70,7 +70,7 @@ def test_what_has_no_mean_is_refused(bundles: list[Bundle], tmp_path: Path) -> N
         average([first], "mean")
     with pytest.raises(UsageError, match="must not be overwritten"):
         average(bundles, "third")
-    for shares in ((1.0,), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0)):
+    for shares in ((1.0,), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0), (1e308, 1e308, 1e308)):
         with pytest.raises(UsageError, match="share"):
             average(bundles, "mean", shares)
     assert not bundle_place("mean").exists()

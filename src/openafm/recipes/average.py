@@ -6,6 +6,7 @@ before and after fine-tuning keeps more of what the former could do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,7 @@ def _fractions(shares: Sequence[float], count: int) -> tuple[float, ...]:
         raise AverageError(f"a mean needs two bundles or more, got {count}")
     if shares and len(shares) != count:
         raise UsageError(f"expected a share for each of the {count} bundles, got {len(shares)}: {list(shares)}")
-    if not all(0 < share < float("inf") for share in shares):
+    if not all(share > 0 for share in shares) or not math.isfinite(sum(shares)):
         raise UsageError(f"shares are positive numbers, got {list(shares)}")
     return tuple(share / sum(shares) for share in shares) if shares else (1 / count,) * count
 

@@ -17,11 +17,22 @@ from openafm.data.synthetic.styles import restyle
 from openafm.data.synthetic.text_files.frames import LanguageFrames
 from openafm.data.synthetic.text_files.source_text import Frame, Slot
 
-_DATE_SHARE, _TIME_SHARE, _PLACE_SHARE = 0.92, 0.88, 0.8
 _OPENER_SHARE, _CLOSER_SHARE = 0.2, 0.15
 _DATE_SLOTS = frozenset({"when", "when_bare", "date", "date_bare"})
 _TIME_SLOTS = frozenset({"when", "when_bare", "time", "time_bare"})
 _PLACE_SLOTS = frozenset({"place", "place_bare"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedShares:
+    """Shares of the messages that state a field, where their frames leave it open."""
+
+    date: float = 0.85
+    time: float = 0.75
+    place: float = 0.6
+
+
+STATED = StatedShares()
 
 
 @dataclass(frozen=True)
@@ -39,10 +50,11 @@ def draw_message(
     *,
     open_titles: float = 0.0,
     date_shares: Mapping[str, float] = DATE_SHARES,
+    stated: StatedShares = STATED,
 ) -> Message:
     """A message that announces one event. A share `open_titles` of the titles are arbitrary words."""
     frame = rng.choice(frames.events)
-    values = _EventValues(rng, frames, today, frame, date_shares)
+    values = _EventValues(rng, frames, today, frame, date_shares, stated)
     if open_titles and rng.random() < open_titles:
         values.open_title = frames.draw_open_title(rng)
     pieces = list(render(frame, rng, values, keep=values.keeps, language=frames.language))
@@ -102,11 +114,12 @@ class _EventValues(Distractors):
         today: datetime.date,
         frame: Frame,
         date_shares: Mapping[str, float],
+        stated: StatedShares,
     ) -> None:
         super().__init__(rng, frames, today)
         needed = frame.required
-        has_date = bool(needed & {"date", "date_bare"}) or rng.random() < _DATE_SHARE
-        has_time = bool(needed & {"time", "time_bare"}) or rng.random() < _TIME_SHARE
+        has_date = bool(needed & {"date", "date_bare"}) or rng.random() < stated.date
+        has_time = bool(needed & {"time", "time_bare"}) or rng.random() < stated.time
         if needed & {"when", "when_bare"} and not has_date and not has_time:
             has_date = True
         is_evening = has_time and "tonight" in frames.calendar.dates and rng.random() < 0.05
@@ -114,7 +127,7 @@ class _EventValues(Distractors):
         self.date: Phrase | None = None
         if has_date:
             self.date = frames.calendar.draw_date(rng, today, evening=is_evening, shares=date_shares)
-        self._has_place = bool(needed & _PLACE_SLOTS) or rng.random() < _PLACE_SHARE
+        self._has_place = bool(needed & _PLACE_SLOTS) or rng.random() < stated.place
         self._fields: dict[str, Pieces] = {}
         self.open_title = ""
         self.wrote: set[str] = set()

@@ -60,9 +60,8 @@ def _when(rng: random.Random, notice: Announcement) -> list[str]:
     """Date and time, in one line or two."""
     if rng.random() < _ONE_LINE_SHARE:
         between = rng.choice((" ", ", ", " | ", " · ", " - "))
-        return [
-            between.join(rng.sample((notice.date, notice.time), 2) if rng.random() < 0.2 else (notice.date, notice.time))
-        ]
+        both = (notice.date, notice.time)
+        return [between.join(both if rng.random() < 0.8 else both[::-1])]
     return [_labeled(rng, notice, "date", notice.date), _labeled(rng, notice, "time", notice.time)]
 
 
