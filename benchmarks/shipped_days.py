@@ -84,7 +84,8 @@ def measure(name: str, count: int) -> dict[str, Any]:
     """Return the shares of right dates of a bundle by the way of writing the day, and its signature."""
     model = fm.SystemLanguageModel(bundle=name)
     days = [{"day": kind} | {split: share_right(model, kind, split, count) for split in SPLITS} for kind in KINDS]
-    return {"model": name, "signature": open_bundle(name).signature, "days": days}
+    bundle = open_bundle(name)
+    return {"model": bundle.name, "signature": bundle.signature, "days": days}
 
 
 if __name__ == "__main__":
