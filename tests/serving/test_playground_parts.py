@@ -149,7 +149,10 @@ def test_images_are_dropped_and_chosen(page: Page, tmp_path: Path) -> None:
     assert "image" in page.locator(".answer .error").inner_text()  # nano has no vision encoder
     (tmp_path / "text.txt").write_text("no image")
     page.set_input_files("#image-files", tmp_path / "text.txt")
-    page.locator("#settings-error", has_text="only images").wait_for()
+    page.locator("#prompt-error", has_text="only images").wait_for()
+    with page.expect_response("**/tokenize"):
+        page.fill("#prompt", "Hello")
+    assert "only images" in page.locator("#prompt-error").inner_text()  # counting tokens keeps it
 
 
 def test_a_model_with_a_vision_encoder_answers(browser: Browser, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ function parsed(name) {
   }
 }
 
-/** Return the schema and the tools of the form; shows an error and throws if one is not JSON. */
+/** Return the schema and the tools of the form; shows an error beside the form and throws if one is not JSON. */
 function readStructure() {
   try {
     const tools = parsed("tools") ?? [];
@@ -126,6 +126,7 @@ async function send(event) {
   if ((!text && pending.images.length === 0) || running) return;
   variants[edited] = readForm();
   const structure = readStructure();
+  byId("prompt-error").textContent = "";
   const answers = variants.map((variant, index) => newAnswer(variant, index, structure));
   const turn = conversation.add(text, pending.take(), answers);
   prompt.value = "";
@@ -227,7 +228,7 @@ const actions = {
       saveConversation();
       renderTurn(turn);
     } catch (error) {
-      byId("settings-error").textContent = error.message;
+      byId("prompt-error").textContent = error.message;
     }
   },
   returnOutputs(turn, index) {
@@ -386,7 +387,7 @@ async function start() {
   byId("copy").addEventListener("click", copyAsPython);
   byId("theme").addEventListener("click", toggleTheme);
   byId("history").addEventListener("click", togglePast);
-  acceptImages(pending, byId("composer"), (message) => (byId("settings-error").textContent = message));
+  acceptImages(pending, byId("composer"), (message) => (byId("prompt-error").textContent = message));
   byId("example-schema").addEventListener("click", () => insertExample("schema", EXAMPLE_SCHEMA));
   byId("example-tools").addEventListener("click", () => insertExample("tools", EXAMPLE_TOOLS));
   settings.addEventListener("submit", (event) => event.preventDefault());
@@ -407,7 +408,7 @@ async function start() {
     const [served] = await Promise.all([models(), loadUserCode()]);
     settings.elements.model.replaceChildren(...served.map((model) => element("option", { value: model.id }, model.id)));
   } catch (error) {
-    byId("settings-error").textContent = error.message;
+    byId("prompt-error").textContent = error.message;
   }
   variants = [readForm()];
   renderVariants();
