@@ -1,8 +1,8 @@
 """Vision weights in 8 bits: the matrices of the vision encoder and its adapter, with one scale for each row.
 
 Tensors: `<matrix>.weight` I8 [R, C] with `<matrix>.weight.scale` F32 [R]. Biases, norms, positions and registers stay in
-fp32. With the numerics `int8_per_row_and_token`, engines round the inputs of these matrices as well, except pixels, and
-inputs that do not divide into blocks of 32. Imports no tensor library.
+fp32. With the numerics `int8_per_row_and_token`, engines round the inputs of these matrices as well, except pixels, those of
+convolutions, and inputs that do not divide into blocks of 32. Imports no tensor library.
 
 Shapes: R outputs, C inputs.
 """
@@ -21,6 +21,7 @@ from openafm.compression.numerics import Numerics
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 _PREFIXES = ("vision.", "adapter.")
 _PIXELS = "vision.patch.weight"
+_STEM = "vision.stem."
 _LARGEST = 127
 _BLOCK = 32
 
@@ -72,7 +73,7 @@ def with_vision_for_products(tensors: Arrays, numerics: Numerics) -> dict[str, N
 
 def is_rounded(name: str, shape: Sequence[int]) -> bool:
     """Return whether the inputs of a matrix [R, C] of these numerics are rounded; if not, engines hold it in fp32."""
-    return name != _PIXELS and shape[1] % _BLOCK == 0
+    return name != _PIXELS and not name.startswith(_STEM) and shape[1] % _BLOCK == 0
 
 
 def _scales(tensors: Arrays) -> set[str]:

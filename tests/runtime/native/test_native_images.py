@@ -20,7 +20,7 @@ from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits
 from openafm.compression.numerics import FULL_PRECISION
 from openafm.models.layers import Linear
-from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, WindowScopeConfig
+from openafm.models.vision.config import ConvolutionConfig, GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, WindowScopeConfig
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -39,6 +39,7 @@ from openafm.runtime.native.vision_parts import TowerParts
 VISION = windowed_encoder(
     image_side=32, patch_side=4, window_side=4, dim=32, num_layers=3, num_heads=4, mlp_dim=48, num_global_layers=1
 )
+STEM = (ConvolutionConfig(channels=8, kernel_side=5, stride=2), ConvolutionConfig(channels=12))
 MODES = (ImageModeConfig(name="balanced", side=32, tokens=9), ImageModeConfig(name="high", side=32, tokens=4, grid=2))
 
 
@@ -70,6 +71,7 @@ def scoped(scope: RegisterWindowScopeConfig | WindowScopeConfig | GlobalScopeCon
         replace(
             scoped(WindowScopeConfig()), layers=(replace(VISION.layers[0], scope=WindowScopeConfig()),), num_registers=0
         ),
+        replace(VISION, stem=STEM, pixel_mean=(0.4, 0.5, 0.6)),
     ],
 )
 def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> None:
@@ -181,10 +183,13 @@ def test_a_feed_forward_equals_torch_on_all_kernels(has_codes: bool, num_rows: i
             assert relative(found, expected) < 5e-6
 
 
+@pytest.mark.parametrize("stem", [(), (ConvolutionConfig(channels=32, stride=2), ConvolutionConfig(channels=32))])
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
-def test_the_tower_in_8_bits_equals_the_torch_modules(layer_scale: float | None) -> None:
+def test_the_tower_in_8_bits_equals_the_torch_modules(
+    layer_scale: float | None, stem: tuple[ConvolutionConfig, ...]
+) -> None:
     layers = tuple(replace(layer, layer_scale=layer_scale, mlp_dim=64) for layer in VISION.layers)
-    config = seeing(replace(VISION, layers=layers))
+    config = seeing(replace(VISION, layers=layers, stem=stem))
     tensors = {name: weight.detach().numpy() for name, weight in config.build(seed=5).state_dict().items()}
     stored, numerics = with_vision_in_8_bits(tensors, FULL_PRECISION)
     assert numerics.rounds_vision
@@ -199,7 +204,7 @@ def test_the_tower_in_8_bits_equals_the_torch_modules(layer_scale: float | None)
         exact = original.encode_images(torch.tensor(views(2, 32)), 4).numpy()
     found = VisionTower(config, with_vision_for_products(stored, numerics)).encode(views(2, 32), 4)
     scale = np.linalg.norm(exact)
-    assert np.linalg.norm(found - expected) < 1e-2 * scale  # inputs that round to the next integer; products have equal bits
+    assert np.linalg.norm(found - expected) < 1.5e-2 * scale  # inputs that round to the next integer; products have equal bits
     assert 1e-2 * scale < np.linalg.norm(expected - exact) < 5e-2 * scale
 
 

@@ -15,9 +15,11 @@ from openafm.core.errors import UsageError
 from openafm.data.loading.batch import Batch
 from openafm.models.accounting import num_parameters
 from openafm.models.attention.spans import ImageKey
+from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import stem
 from openafm.training.objectives.base import image_flops
 from openafm.training.planning.chips import named_chip
 from openafm.training.planning.plan import Workload
@@ -37,10 +39,18 @@ def config_of(scope: WindowScopeConfig | None = None) -> MultimodalConfig:
     return replace(config, vision=replace(config.vision, layers=layers))
 
 
+def config_with_stem() -> MultimodalConfig:
+    config = config_of()
+    return replace(config, vision=replace(config.vision, stem=stem(8, 16, 16, 16)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("scope", [None, WindowScopeConfig()], ids=["register window", "window"])
-def test_what_autograd_saves_of_images(dtype: torch.dtype, scope: WindowScopeConfig | None) -> None:
-    config = config_of(scope)
+@pytest.mark.parametrize(
+    "config",
+    [config_of(), config_of(WindowScopeConfig()), config_with_stem()],
+    ids=["register window", "window", "convolutions"],
+)
+def test_what_autograd_saves_of_images(dtype: torch.dtype, config: MultimodalConfig) -> None:
     model = config.build()
     model.compute_dtype = dtype
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -60,9 +70,8 @@ def test_what_autograd_saves_of_images(dtype: torch.dtype, scope: WindowScopeCon
     assert vision_bytes(config, 0, dtype.itemsize) == 0
 
 
-@pytest.mark.parametrize("size", ["on_device.micro_multimodal", "server.nano_multimodal"])
-def test_operations_of_a_view(size: str) -> None:
-    config = named_size(size)
+@pytest.mark.parametrize("config", [config_of(), named_size("server.nano_multimodal"), config_with_stem()])
+def test_operations_of_a_view(config: DecoderConfig) -> None:
     assert isinstance(config, MultimodalConfig)
     model = config.build()
     for mode in config.image_modes:

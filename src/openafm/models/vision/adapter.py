@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from openafm.models.layers import Linear
 from openafm.models.vision.config import AdapterConfig
-from openafm.models.vision.encoder import LayerNorm, VisionLayer, VisionStates
+from openafm.models.vision.encoder import VisionLayer, VisionStates
+from openafm.models.vision.layer_norm import LayerNorm
 from openafm.models.vision.pooling import TAPS, pooling_of_taps
 
 

@@ -96,8 +96,24 @@ class VisionLayerConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConvolutionConfig(Config):
+    """A square convolution with zero padding, then GELU and a layer norm over the channels."""
+
+    channels: int
+    kernel_side: int = 3
+    stride: int = 1
+
+    def __post_init__(self) -> None:
+        self.require(self.channels > 0 and self.stride > 0, "channels and stride must be positive")
+        self.require(self.kernel_side % 2 == 1, f"kernel_side must be odd, got {self.kernel_side}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionConfig(Config):
     """A vision transformer (arXiv 2010.11929): patches, learned positions, registers, layers, final norm.
+
+    The patch embedding is a linear layer of the pixels of a patch, or of the outputs of `stem`, convolutions of the whole
+    image (arXiv 2106.14881). The report's encoders have none; small encoders learn to read faster with them.
 
     `image_side` and `patch_side` are in pixels; `window_side` is in patches, None without windows. Other image sides are
     allowed if they divide into patches and windows: the position embeddings are interpolated. Registers are learned tokens
@@ -112,6 +128,7 @@ class VisionConfig(Config):
     num_registers: int = 1
     norm_eps: float = 1e-6
     final_norm: bool = True
+    stem: tuple[ConvolutionConfig, ...] = ()
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
@@ -122,6 +139,10 @@ class VisionConfig(Config):
             all(0 < value < math.inf for value in self.pixel_std), f"pixel_std must be positive, got {self.pixel_std}"
         )
         self.require(self.num_registers >= 0, f"num_registers must not be negative, got {self.num_registers}")
+        self.require(
+            self.patch_side % self.stem_stride == 0,
+            f"a patch of {self.patch_side} pixels does not divide into the stem's strides of {self.stem_stride}",
+        )
         for layer in self.layers:
             self.require(self.dim % layer.num_heads == 0, f"dim {self.dim} does not divide into {layer.num_heads} heads")
             in_windows = not isinstance(layer.scope, GlobalScopeConfig)
@@ -131,6 +152,17 @@ class VisionConfig(Config):
                 "RegisterWindowScopeConfig needs num_registers of at least 1",
             )
         self.grid_side(self.image_side)
+
+    @property
+    def stem_stride(self) -> int:
+        """Pixels between neighboring outputs of the stem; 1 without a stem."""
+        return math.prod(each.stride for each in self.stem)
+
+    @property
+    def patch_inputs(self) -> int:
+        """Inputs of the patch embedding."""
+        channels = self.stem[-1].channels if self.stem else 3
+        return channels * (self.patch_side // self.stem_stride) ** 2
 
     def grid_side(self, image_side: int) -> int:
         """Return the number of patches on each side of an image of this side in pixels.
@@ -154,7 +186,7 @@ class VisionConfig(Config):
 
     def num_parameters(self) -> int:
         """Return the number of weights."""
-        patches = (3 * self.patch_side**2 + 1) * self.dim
+        patches = (self.patch_inputs + 1) * self.dim + self._stem_parameters()
         positions = (self.grid_side(self.image_side) ** 2 + self.num_registers) * self.dim
         layers = sum(layer.num_parameters(self.dim) for layer in self.layers)
         return patches + positions + layers + (2 * self.dim if self.final_norm else 0)
@@ -164,7 +196,7 @@ class VisionConfig(Config):
         num_windows, window_tokens = self.windows(image_side)
         window_tokens = round(window_tokens * kept)
         num_tokens = num_windows * window_tokens + self.num_registers
-        total = 2.0 * num_windows * window_tokens * 3 * self.patch_side**2 * self.dim
+        total = self._stem_flops(image_side) + 2.0 * num_windows * window_tokens * self.patch_inputs * self.dim
         for layer in self.layers:
             total += 2.0 * num_tokens * (4 * self.dim**2 + 2 * self.dim * layer.mlp_dim)
             total += 4.0 * self.dim * layer.scope.num_pairs(num_windows, window_tokens, self.num_registers)
@@ -175,6 +207,19 @@ class VisionConfig(Config):
         from openafm.models.vision.encoder import VisionEncoder
 
         return VisionEncoder(self, seed)
+
+    def _stem_parameters(self) -> int:
+        inputs = (3, *(each.channels for each in self.stem))
+        taps = (each.kernel_side**2 * channels for each, channels in zip(self.stem, inputs, strict=False))
+        return sum((num_taps + 3) * each.channels for each, num_taps in zip(self.stem, taps, strict=True))
+
+    def _stem_flops(self, image_side: int) -> float:
+        total, channels, side = 0.0, 3, image_side
+        for each in self.stem:
+            side //= each.stride
+            total += 2.0 * side**2 * each.channels * each.kernel_side**2 * channels
+            channels = each.channels
+        return total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The vision transformer built from a `VisionConfig`.
 
-Shapes: B images, Y and X pixels or patches of a side, N windows of W patches (K of them kept), R registers, T = R + N * W
-tokens, D dim, H heads, C head dim, P pixels of a patch side, G patches of the position grid's side.
+Shapes: B images, Y and X pixels, outputs of the stem or patches of a side, N windows of W patches (K of them kept),
+R registers, T = R + N * W tokens, D dim, H heads, C head dim, P pixels of a patch side, G patches of the position grid's side.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from openafm.models.layers import Linear
 from openafm.models.vision.config import VisionConfig, VisionLayerConfig
+from openafm.models.vision.layer_norm import LayerNorm
+from openafm.models.vision.stem import Stem
 
 EMBEDDING_STD = 0.02
 
@@ -29,22 +31,6 @@ class VisionStates:
 
     registers_BRD: Tensor
     patches_BYXD: Tensor
-
-
-class LayerNorm(nn.Module):
-    """Layer norm over the last dim, in fp32; the result has the input's dtype."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight, self.bias = nn.Parameter(torch.empty(dim)), nn.Parameter(torch.empty(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x.float(), self.weight.shape, self.weight, self.bias, self.eps).to(x.dtype)
-
-    def initialize(self) -> None:
-        nn.init.ones_(self.weight)
-        nn.init.zeros_(self.bias)
 
 
 class VisionLayer(nn.Module):
@@ -86,7 +72,8 @@ class VisionEncoder(nn.Module):
         self.config = config
         self.compute_dtype = torch.float32
         grid = config.grid_side(config.image_side)
-        self.patch = Linear(3 * config.patch_side**2, config.dim, bias=True)
+        self.stem = Stem(config.stem, config.norm_eps)
+        self.patch = Linear(config.patch_inputs, config.dim, bias=True)
         self.position_GGD = nn.Parameter(torch.empty(grid, grid, config.dim))
         self.registers_RD = nn.Parameter(torch.empty(config.num_registers, config.dim))
         self.layers = nn.ModuleList(VisionLayer(layer, config.dim, config.norm_eps) for layer in config.layers)
@@ -127,6 +114,7 @@ class VisionEncoder(nn.Module):
     def initialize(self, seed: int) -> None:
         """Draw initial weights; residual projections are scaled by 1 / sqrt(2 * layers)."""
         generator = torch.Generator(device=self.position_GGD.device).manual_seed(seed)
+        self.stem.initialize(generator)
         self.patch.initialize(generator)
         nn.init.normal_(self.position_GGD, std=EMBEDDING_STD, generator=generator)
         nn.init.normal_(self.registers_RD, std=EMBEDDING_STD, generator=generator)
@@ -137,15 +125,18 @@ class VisionEncoder(nn.Module):
 
     def _embedded(self, pixels_BYXC: Tensor) -> Tensor:
         """Return the patches with their positions, window by window, x_BNWD."""
-        patch, grid = self.config.patch_side, self.config.grid_side(pixels_BYXC.shape[1])
-        patches_BGPGPC = pixels_BYXC.unflatten(2, (grid, patch)).unflatten(1, (grid, patch))
+        config, grid = self.config, self.config.grid_side(pixels_BYXC.shape[1])
+        x_BYXC = self.stem(self._normalized(pixels_BYXC)) if config.stem else pixels_BYXC
+        side = config.patch_side // config.stem_stride
+        patches_BGPGPC = x_BYXC.unflatten(2, (grid, side)).unflatten(1, (grid, side))
         # Windows are formed on the pixels, where the copy is cheapest.
         values_BNWE = self._windows_from_rows(patches_BGPGPC.transpose(2, 3).flatten(3))
         position_GGD = self.position_GGD if grid == len(self.position_GGD) else interpolated(self.position_GGD, grid)
-        x_BNWD = self.patch(self._normalized(values_BNWE))
+        x_BNWD = self.patch(values_BNWE if config.stem else self._normalized(values_BNWE))
         return x_BNWD + self._windows_from_rows(position_GGD[None]).to(x_BNWD.dtype)
 
     def _normalized(self, values_E: Tensor) -> Tensor:
+        """Return pixels, or the pixels of patches, in units of standard deviations; the last dim has channels last."""
         mean_E, std_E = (
             torch.tensor(each, device=values_E.device).repeat(values_E.shape[-1] // 3)
             for each in (self.config.pixel_mean, self.config.pixel_std)

@@ -12,7 +12,8 @@ from torch import Tensor
 from openafm.models.attention.spans import SpanError
 from openafm.models.layers import Linear
 from openafm.models.vision.adapter import BaseVisionAdapter
-from openafm.models.vision.encoder import LayerNorm, VisionStates
+from openafm.models.vision.encoder import VisionStates
+from openafm.models.vision.layer_norm import LayerNorm
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from openafm.models.size_names import find_size
 from openafm.models.vision.config import (
     AdapterConfig,
+    ConvolutionConfig,
     GlobalScopeConfig,
     RegisterWindowScopeConfig,
     ScopeConfig,
@@ -72,6 +73,32 @@ def rw_vitdet_micro() -> VisionConfig:
     )
 
 
+def reader_nano() -> VisionConfig:
+    """Return an encoder for reading: 448 pixels in 16 windows, with convolutions before the patches (benchmarks/letters.py)."""
+    encoder = windowed_encoder(
+        image_side=448,
+        patch_side=16,
+        window_side=7,
+        dim=128,
+        num_layers=4,
+        num_heads=4,
+        mlp_dim=512,
+        num_global_layers=2,
+    )
+    return replace(encoder, stem=stem(24, 48, 96, 96))
+
+
+def reader_micro() -> VisionConfig:
+    """Return the smallest encoder for reading, for tests and for trying a recipe: 168 pixels in 9 windows."""
+    return replace(raised(rw_vitdet_micro(), 168), stem=stem(8, 16, 16, 16))
+
+
+def stem(*channels: int) -> tuple[ConvolutionConfig, ...]:
+    """Return four convolutions with strides of 2, 2, 2 and 1: an output for each 8 x 8 pixels."""
+    first, second, third, fourth = (ConvolutionConfig(channels=each, stride=2) for each in channels)
+    return (replace(first, kernel_side=5), second, third, replace(fourth, stride=1))
+
+
 def vit_nano() -> VisionConfig:
     """Return a small encoder of the server shape: every layer is global, 224 pixels."""
     layer = VisionLayerConfig(num_heads=4, mlp_dim=512)
@@ -84,6 +111,8 @@ def vit_micro() -> VisionConfig:
 
 
 ENCODERS: dict[str, Callable[[], VisionConfig]] = {
+    "reader.micro": reader_micro,
+    "reader.nano": reader_nano,
     "rw_vitdet.large": rw_vitdet_large,
     "rw_vitdet.micro": rw_vitdet_micro,
     "rw_vitdet.nano": rw_vitdet_nano,

@@ -125,14 +125,15 @@ class VisionTower:
         return self._pooled(x_YXM, tokens_side)
 
     def _fold_normalization(self) -> None:
-        """Make the patch embedding one of pixels from 0 to 255: (p / 255 - mean) / std is a factor and an offset."""
-        mean_E, std_E = (
-            np.tile(np.array(each), self._vision.patch_side**2) for each in (self._vision.pixel_mean, self._vision.pixel_std)
+        """Make the first product one of pixels from 0 to 255: (p / 255 - mean) / std is a factor and an offset."""
+        name = "vision.stem.convolutions.0.product" if self._vision.stem else "vision.patch"
+        weight_RI = self._weights[f"{name}.weight"].astype(np.float32)
+        mean_I, std_I = (
+            np.tile(np.array(each), weight_RI.shape[1] // 3) for each in (self._vision.pixel_mean, self._vision.pixel_std)
         )
-        weight_DE = self._weights["vision.patch.weight"] / std_E
-        self._weights["vision.patch.weight"] = (weight_DE / 255).astype(np.float32)
-        offset_D = weight_DE @ mean_E
-        self._weights["vision.patch.bias"] = (self._weights["vision.patch.bias"] - offset_D).astype(np.float32)
+        scaled_RI = weight_RI / std_I
+        self._weights[f"{name}.weight"] = (scaled_RI / 255).astype(np.float32)
+        self._weights[f"{name}.bias"] = (self._weights[f"{name}.bias"] - scaled_RI @ mean_I).astype(np.float32)
 
     def _fold_layer_scales(self) -> None:
         """Multiply the matrices before a residual sum by the scale of the layer's output."""
@@ -149,13 +150,25 @@ class VisionTower:
 
     def _embedded(self, views_VYXC: NDArray[np.uint8]) -> Floats:
         """Return the patches with their positions, window by window, [V, N, W, D]."""
-        patch, grid = self._vision.patch_side, self._vision.grid_side(views_VYXC.shape[1])
-        values_VYXE = (
-            views_VYXC.reshape(-1, grid, patch, grid, patch, 3).swapaxes(2, 3).reshape(-1, grid, grid, patch**2 * 3)
-        )
-        values_VNWE = self._windows_from_rows(values_VYXE).astype(np.float32)
+        grid, side = self._vision.grid_side(views_VYXC.shape[1]), self._vision.patch_side // self._vision.stem_stride
+        x_VYXC = self._stem(views_VYXC) if self._vision.stem else views_VYXC
+        values_VYXE = x_VYXC.reshape(len(views_VYXC), grid, side, grid, side, -1).swapaxes(2, 3)
+        values_VNWE = self._windows_from_rows(values_VYXE.reshape(-1, grid, grid, self._vision.patch_inputs))
         position_YXD = interpolated(self._weights["vision.position_GGD"], grid)
-        return self._parts.linear("vision.patch", values_VNWE) + self._windows_from_rows(position_YXD[None])
+        patches_VNWD = self._parts.linear("vision.patch", values_VNWE.astype(np.float32, copy=False))
+        return patches_VNWD + self._windows_from_rows(position_YXD[None])
+
+    def _stem(self, views_VYXC: NDArray[np.uint8]) -> Floats:
+        """Return the outputs of the convolutions; see `models.vision.stem`."""
+        x_VYXC: NDArray[Any] = views_VYXC
+        border_C = 255 * np.array(self._vision.pixel_mean, np.float32)  # zero in units of standard deviations
+        for index, convolution in enumerate(self._vision.stem):
+            name = f"vision.stem.convolutions.{index}"
+            taps_VYXI = neighborhoods(x_VYXC, convolution.kernel_side, convolution.stride, border_C)
+            y_VYXR = self._parts.linear(f"{name}.product", taps_VYXI, has_gelu=True)
+            rows_PR = self._parts.norm(f"{name}.norm", self._vision.norm_eps, y_VYXR.reshape(-1, convolution.channels))
+            x_VYXC, border_C = rows_PR.reshape(y_VYXR.shape), np.zeros(convolution.channels, np.float32)
+        return x_VYXC
 
     def _windows_from_rows(self, x_VYXE: NDArray[Any]) -> NDArray[Any]:
         grid, size = x_VYXE.shape[1], x_VYXE.shape[-1]
@@ -205,6 +218,21 @@ class VisionTower:
         x_TKSJM = np.matmul(rows_PY, x_PXM).reshape(*rows_TKY.shape[:2], *rows_TKY.shape[:2], dim)
         # [row, column, tap of rows, tap of columns, dim]
         return self._parts.linear("adapter.convolution.taps", x_TKSJM.swapaxes(1, 2).reshape(tokens_side**2, -1))
+
+
+def neighborhoods(x_VYXC: NDArray[Any], kernel_side: int, stride: int, border_C: Floats) -> Floats:
+    """Return the inputs of a convolution at each of its outputs, [V, Y, X, K * K * C]; beyond the image they are the border."""
+    num_views, height, width, channels = x_VYXC.shape
+    margin, rows, columns = kernel_side // 2, -(-height // stride), -(-width // stride)
+    padded_VYXC = np.empty((num_views, height + 2 * margin, width + 2 * margin, channels), np.float32)
+    padded_VYXC[:] = border_C
+    padded_VYXC[:, margin : margin + height, margin : margin + width] = x_VYXC
+    taps = np.empty((num_views, rows, columns, kernel_side, kernel_side, channels), np.float32)
+    for row in range(kernel_side):
+        for column in range(kernel_side):
+            above = padded_VYXC[:, row : row + height : stride, column : column + width : stride]
+            taps[:, :, :, row, column] = above
+    return taps.reshape(num_views, rows, columns, -1)
 
 
 def interpolated(position_GGD: Floats, grid: int) -> Floats:

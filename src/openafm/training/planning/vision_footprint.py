@@ -18,7 +18,7 @@ def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -
     vision, adapter, mode = config.vision, config.adapter, config.image_modes[0]
     num_patches = vision.grid_side(mode.side) ** 2
     num_states = num_patches + vision.num_registers
-    saved = num_patches * 3 * vision.patch_side**2 * number_bytes
+    saved = num_patches * vision.patch_inputs * number_bytes + _stem_bytes(vision, mode.side, number_bytes)
     saved += sum(_layer_bytes(layer, vision, mode.side, number_bytes) for layer in vision.layers)
     saved += MASTER_BYTES * num_states * (vision.dim + 2) if vision.final_norm else 0
     if isinstance(adapter, PixelShuffleAdapterConfig):
@@ -32,6 +32,17 @@ def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -
         saved += number_bytes * config.dim * 9 * mode.tokens
     casts = 0 if number_bytes == MASTER_BYTES else number_bytes * config.other_parameters()
     return num_images * mode.num_views * saved + casts
+
+
+def _stem_bytes(vision: VisionConfig, side: int, number_bytes: int) -> int:
+    """Return the bytes of the stem and a view: input and output of each convolution, and its norm."""
+    saved, channels = 0, 3
+    for convolution in vision.stem:
+        inputs, side = side**2 * channels, side // convolution.stride
+        saved += number_bytes * (inputs + side**2 * convolution.channels)
+        saved += MASTER_BYTES * side**2 * (convolution.channels + 2)
+        channels = convolution.channels
+    return saved
 
 
 def _layer_bytes(layer: VisionLayerConfig, vision: VisionConfig, side: int, number_bytes: int) -> int:

@@ -1,0 +1,60 @@
+"""Convolutions before the patches, against torch's own layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from openafm.core.config import ConfigError
+from openafm.models.vision.config import ConvolutionConfig
+from openafm.models.vision.sizes import encoder_of
+from openafm.models.vision.stem import Stem
+
+EPS = 1e-6
+
+
+def test_a_stem_equals_convolution_gelu_and_norm() -> None:
+    configs = (ConvolutionConfig(channels=6, kernel_side=5, stride=2), ConvolutionConfig(channels=4))
+    stem, generator = Stem(configs, EPS), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in stem.parameters():
+            weight.normal_(generator=generator)
+    theirs: list[nn.Module] = []
+    channels = 3
+    for index, config in enumerate(configs):
+        ours = stem.get_submodule(f"convolutions.{index}")
+        conv = nn.Conv2d(channels, config.channels, config.kernel_side, config.stride, config.kernel_side // 2)
+        taps = ours.get_parameter("product.weight").view(config.channels, config.kernel_side, config.kernel_side, channels)
+        conv.weight.data, conv.bias = taps.detach().permute(0, 3, 1, 2), ours.get_parameter("product.bias")
+        norm = nn.LayerNorm(config.channels, EPS)
+        norm.load_state_dict({name: ours.get_parameter(f"norm.{name}").detach() for name in ("weight", "bias")})
+        theirs += [conv, nn.GELU(), nn.Flatten(2), _Rows(), norm, _Image()]
+        channels = config.channels
+    x_BYXC = torch.randn(2, 12, 12, 3, generator=generator)
+    expected_BCYX = nn.Sequential(*theirs)(x_BYXC.permute(0, 3, 1, 2))
+    found = stem(x_BYXC)
+    assert found.shape == (2, 6, 6, 4)
+    torch.testing.assert_close(found, expected_BCYX.permute(0, 2, 3, 1), atol=1e-5, rtol=0)
+
+
+class _Rows(nn.Module):
+    def forward(self, x_BCP: torch.Tensor) -> torch.Tensor:
+        return x_BCP.transpose(1, 2)
+
+
+class _Image(nn.Module):
+    def forward(self, x_BPC: torch.Tensor) -> torch.Tensor:
+        side = round(x_BPC.shape[1] ** 0.5)
+        return x_BPC.transpose(1, 2).unflatten(2, (side, side))
+
+
+def test_patches_divide_into_strides() -> None:
+    reader = encoder_of("reader.nano")
+    assert (reader.stem_stride, reader.patch_inputs) == (8, 4 * 96)
+    with pytest.raises(ConfigError, match="does not divide into the stem's strides of 8"):
+        replace(reader, patch_side=12, image_side=84)
+    with pytest.raises(ConfigError, match="must be odd"):
+        ConvolutionConfig(channels=3, kernel_side=4)
