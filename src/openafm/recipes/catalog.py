@@ -32,6 +32,7 @@ RECIPES = (
     reward_model.selection_model,
     clip.clip,
     joint.joint,
+    reader.letters,
     reader.transcribe,
     reader.reader,
     multimodal_adaptation.on_device,

@@ -21,7 +21,7 @@ def test_a_stem_equals_convolution_gelu_and_norm() -> None:
     stem, generator = Stem(configs, EPS), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in stem.parameters():
-            weight.normal_(generator=generator)
+            weight.normal_(std=0.3, generator=generator)
     theirs: list[nn.Module] = []
     channels = 3
     for index, config in enumerate(configs):

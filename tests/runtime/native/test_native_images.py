@@ -20,7 +20,13 @@ from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.compression.int8_rows import with_vision_for_products, with_vision_in_8_bits
 from openafm.compression.numerics import FULL_PRECISION
 from openafm.models.layers import Linear
-from openafm.models.vision.config import ConvolutionConfig, GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, WindowScopeConfig
+from openafm.models.vision.config import (
+    ConvolutionConfig,
+    GlobalScopeConfig,
+    RegisterWindowScopeConfig,
+    VisionConfig,
+    WindowScopeConfig,
+)
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -204,7 +210,9 @@ def test_the_tower_in_8_bits_equals_the_torch_modules(
         exact = original.encode_images(torch.tensor(views(2, 32)), 4).numpy()
     found = VisionTower(config, with_vision_for_products(stored, numerics)).encode(views(2, 32), 4)
     scale = np.linalg.norm(exact)
-    assert np.linalg.norm(found - expected) < 1.5e-2 * scale  # inputs that round to the next integer; products have equal bits
+    assert (
+        np.linalg.norm(found - expected) < 1.5e-2 * scale
+    )  # inputs that round to the next integer; products have equal bits
     assert 1e-2 * scale < np.linalg.norm(expected - exact) < 5e-2 * scale
 
 

@@ -5,6 +5,8 @@ What is learned, each as a document of its own with a source tag:
     interleaved     <|bos|> text and images in order <|eos|>; loss on the text
     alt, short, ... <|bos|> the images, a caption of one level <|eos|>; loss on the caption
     transcription   <|bos|> the images, their text <|eos|>; loss on the text
+    letters         <|bos|> the image, numbers: row, column and class of letters (letters.py) <|eos|>; read by the objective
+                    of reading, not by a decoder
     questions       a conversation by the chat template: the images before the first question; loss on the answers.
                     A question for an event has the schema of events, as requests for typed values have
 
@@ -21,7 +23,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from openafm.core.config import Config, dump
 from openafm.core.files import resumable_folder
 from openafm.core.progress import progress
 from openafm.data.images.documents import CAPTION_LEVELS, ImageDocument, ImagePart, TextPart
+from openafm.data.images.letters import has_words, letter_tokens
 from openafm.data.images.manifest import MANIFEST
 from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
 from openafm.data.images.shard_writer import HELD_OUT
@@ -45,8 +48,9 @@ if TYPE_CHECKING:
     from openafm.tokenizer.bpe import Tokenizer
     from openafm.tokenizer.template import BaseChatTemplate
 
-Learned = Literal["interleaved", "captions", "transcription", "questions"]
+Learned = Literal["interleaved", "captions", "transcription", "questions", "letters"]
 LEARNED: tuple[Learned, ...] = ("interleaved", "captions", "transcription", "questions")
+"""What is packed by default."""
 _SCHEMAS = {"event": EVENT_SCHEMA}
 """Schemas of the answers by kind of question."""
 IMAGES = "images"
@@ -75,7 +79,7 @@ class ImagePackConfig(Config):
     def __post_init__(self) -> None:
         self.require(0 <= self.held_out < 1, f"held_out is a share from 0 to below 1, got {self.held_out}")
         self.require(self.tokens_per_shard > 0, f"tokens_per_shard must be at least 1, got {self.tokens_per_shard}")
-        self.require(len(self.learn) > 0, "learn must name at least one of " + ", ".join(LEARNED))
+        self.require(len(self.learn) > 0, "learn must name at least one of " + ", ".join(get_args(Learned)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +171,8 @@ class _Encoder:
         if "captions" in learn:
             names += [level for level in CAPTION_LEVELS if document.captions.get(level, "").strip()]
         names += ["transcription"] if document.transcription.strip() and "transcription" in learn else []
-        return names + (["questions"] if document.questions and "questions" in learn else [])
+        names += ["questions"] if document.questions and "questions" in learn else []
+        return names + (["letters"] if "letters" in learn and has_words(document) else [])
 
     def write(self, document: ImageDocument, name: str, writer: ShardWriter) -> None:
         """Encode what `name` says of a document and add it to a writer."""
@@ -176,6 +181,8 @@ class _Encoder:
             encoded = self._template.encode_conversation(self._tokenizer, self._conversation(document, modes))
         elif name == "interleaved":
             encoded = self._encoded(document.parts, modes)
+        elif name == "letters":
+            encoded = self._letters(document, modes)
         else:
             text = document.transcription if name == "transcription" else document.captions[name]
             images = [part for part in document.parts if isinstance(part, ImagePart)]
@@ -215,6 +222,17 @@ class _Encoder:
                 encoded.append(EncodedText(tokens=tokens, loss_mask=[False] * len(tokens), images=(span,)))
             follows_text = isinstance(part, TextPart)
         return concatenated([*encoded, EncodedText(tokens=[special.eos], loss_mask=[True])])
+
+    def _letters(self, document: ImageDocument, modes: Sequence[Mode]) -> EncodedText:
+        (digest,), (mode,) = document.digests, modes
+        numbers = letter_tokens(document, self._corpus.size(digest), self._config.resolution.mode(mode).side)
+        image = self._encoded([ImagePart(digest=digest)], modes)
+        inner, end = image.tokens[:-1], image.tokens[-1:]
+        return EncodedText(
+            tokens=[*inner, *numbers, *end],
+            loss_mask=[False] * len(inner) + [True] * len(numbers) + [False],
+            images=image.images,
+        )
 
     def _modes(self, document: ImageDocument, name: str) -> list[Mode]:
         """Return the mode of each image of a document. It depends on the seed, the document and what is learned."""

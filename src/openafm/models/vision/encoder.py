@@ -1,7 +1,8 @@
 """The vision transformer built from a `VisionConfig`.
 
 Shapes: B images, Y and X pixels, outputs of the stem or patches of a side, N windows of W patches (K of them kept),
-R registers, T = R + N * W tokens, D dim, H heads, C head dim, P pixels of a patch side, G patches of the position grid's side.
+R registers, T = R + N * W tokens, D dim, H heads, C head dim, P pixels or outputs of a patch side, G patches of the position
+grid's side.
 """
 
 from __future__ import annotations

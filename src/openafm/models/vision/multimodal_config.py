@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.letters import CELL, NUM_CLASSES
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 if TYPE_CHECKING:
     from openafm.models.vision.clip import ClipModel
     from openafm.models.vision.multimodal import MultimodalDecoder
+    from openafm.models.vision.reader import Reader
 
 
 # A union and not the base: configs of older bundles have no "type" here.
@@ -79,6 +82,37 @@ class MultimodalConfig(DecoderConfig):
         from openafm.models.vision.multimodal import MultimodalDecoder
 
         return MultimodalDecoder(self, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReaderConfig(MultimodalConfig):
+    """A decoder with a vision encoder that also learns which letter is where, from drawings (`training/objectives/reading.py`).
+
+    A linear layer gives the logits of the classes of letters of each cell of a patch, from the patch's state. It is used in
+    training only.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.vision.patch_side % math.lcm(*CELL) == 0,
+            f"patches of {self.vision.patch_side} pixels do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
+        )
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of the cells of a patch."""
+        return self.vision.patch_side // CELL[0], self.vision.patch_side // CELL[1]
+
+    def other_parameters(self) -> int:
+        rows, columns = self.cells
+        return super().other_parameters() + (self.vision.dim + 1) * rows * columns * NUM_CLASSES
+
+    def build(self, seed: int = 0) -> Reader:
+        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
+        from openafm.models.vision.reader import Reader
+
+        return Reader(self, seed)
 
 
 @dataclass(frozen=True, kw_only=True)

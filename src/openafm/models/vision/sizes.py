@@ -74,7 +74,7 @@ def rw_vitdet_micro() -> VisionConfig:
 
 
 def reader_nano() -> VisionConfig:
-    """Return an encoder for reading: 448 pixels in 16 windows, with convolutions before the patches (benchmarks/letters.py)."""
+    """Return a small encoder for reading: 448 pixels in 16 windows, with convolutions before the patches."""
     encoder = windowed_encoder(
         image_side=448,
         patch_side=16,

@@ -221,7 +221,7 @@ class VisionTower:
 
 
 def neighborhoods(x_VYXC: NDArray[Any], kernel_side: int, stride: int, border_C: Floats) -> Floats:
-    """Return the inputs of a convolution at each of its outputs, [V, Y, X, K * K * C]; beyond the image they are the border."""
+    """Return the inputs of a convolution at each of its outputs, [V, Y, X, K * K * C]; beyond the image, the border."""
     num_views, height, width, channels = x_VYXC.shape
     margin, rows, columns = kernel_side // 2, -(-height // stride), -(-width // stride)
     padded_VYXC = np.empty((num_views, height + 2 * margin, width + 2 * margin, channels), np.float32)

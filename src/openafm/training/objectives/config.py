@@ -185,6 +185,29 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadingConfig(ObjectiveConfig):
+    """Letters by place from the documents of `sources`, and the next token of all others. The model is a `ReaderConfig`.
+
+    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row.
+    """
+
+    sources: tuple[str, ...] = ("letters",)
+
+    def build(self) -> Objective:
+        from openafm.training.objectives.reading import Reading
+
+        return Reading(self)
+
+    def check(self, trainer: TrainerConfig) -> None:
+        """Refuse a model without a head for letters."""
+        from openafm.models.vision.multimodal_config import ReaderConfig
+
+        self.require(
+            isinstance(trainer.model, ReaderConfig), f"needs a ReaderConfig as the model, got {type(trainer.model).__name__}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BaseDistillationConfig(ObjectiveConfig):
     """Base of distillation from the bundle `teacher`, in its numerics, with its recovery adapter or the one at `adapter`.
 

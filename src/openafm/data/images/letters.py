@@ -1,0 +1,66 @@
+"""Letters of an image as tokens: (row, column, class) of the cells of a view, for training an encoder to read.
+
+Drawings know the box of each word (`Region`). The letters of a word divide its box by the usual widths of letters, so a
+place is right within a few pixels. Words that are too small for their letters to have a cell each are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from openafm.data.images.documents import ImageDocument, Region
+from openafm.models.vision.letters import CELL, NO_LETTER, class_of
+
+EMPTY_SHARE = 0.3
+"""Cells without a letter, as a share of those with one."""
+MOST_LETTERS = 200
+"""Letters of an image, so that a row of 1,024 tokens holds them."""
+_NARROW, _WIDE = frozenset("iljft.,:;'!|()[]1I-’"), frozenset("mwMW@%&")
+
+
+def has_words(document: ImageDocument) -> bool:
+    """Return whether a document is one image with boxes of words."""
+    return len(document.digests) == 1 and any(region.kind == "word" for region in document.regions)
+
+
+def letter_tokens(document: ImageDocument, size: tuple[int, int], side: int) -> list[int]:
+    """Return row, column and class of the letters of an image, and of some cells without one, in a view of this side.
+
+    Args:
+        size: width and height of the image in pixels.
+    """
+    places: dict[tuple[int, int], int] = {}
+    for region in document.regions:
+        if region.kind == "word":
+            places |= dict(_letters(region, size, side))
+    rng = random.Random(hashlib.blake2b(document.id.encode(), digest_size=8).digest())
+    if len(places) > MOST_LETTERS:
+        places = dict(rng.sample(sorted(places.items()), MOST_LETTERS))
+    near = {(row + up, column + left) for row, column in places for up in (-1, 0, 1) for left in (-1, 0, 1)}
+    for _ in range(round(EMPTY_SHARE * len(places))):
+        place = rng.randrange(side // CELL[0]), rng.randrange(side // CELL[1])
+        if place not in near:
+            places[place] = NO_LETTER
+    return [value for (row, column), letter in sorted(places.items()) for value in (row, column, letter)]
+
+
+def _letters(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Return the cell and the class of each letter of a word."""
+    (left, top, right, bottom), (width, height) = region.box, size
+    left, right, middle = left * side / width, right * side / width, (top + bottom) / 2 * side / height
+    if right - left < len(region.label) * CELL[1]:
+        return
+    for letter, share in zip(region.label, _centers(region.label), strict=True):
+        row, column = int(middle // CELL[0]), int((left + share * (right - left)) // CELL[1])
+        if 0 <= row < side // CELL[0] and 0 <= column < side // CELL[1]:
+            yield (row, column), class_of(letter)
+
+
+def _centers(word: str) -> Sequence[float]:
+    """Return the centers of the letters of a word, as shares of its width."""
+    widths = [0.55 if letter in _NARROW else 1.5 if letter in _WIDE else 1.2 if letter.isupper() else 1.0 for letter in word]
+    ends = list(accumulate(widths))
+    return [(end - width / 2) / ends[-1] for end, width in zip(ends, widths, strict=True)]
