@@ -15,7 +15,7 @@ import pytest
 
 from openafm.bundle import Bundle, open_bundle
 from openafm.data.drawing.corpus import draw_document
-from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
+from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig, ReaderConfig
 from openafm.recipes.catalog import build_run
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
@@ -116,13 +116,14 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
 
 
 @pytest.mark.slow
-def test_the_reader_of_flyers_continues_the_transcriber(tmp_path: Path) -> None:
-    small = {"tokenizer.vocab_size": "400", "trainer.model.vocab_size": "400"}
-    transcriber = open_bundle(trained("vision.transcribe", tmp_path, FEW | small))
-    assert isinstance(transcriber.config, MultimodalConfig)
+def test_the_reader_of_flyers_continues_letters_and_transcriptions(tmp_path: Path) -> None:
+    letters = open_bundle(trained("vision.letters", tmp_path, FEW))
+    assert prepare_run("vision.transcribe", "micro").trainer.from_identity == letters.identity
+    transcriber = open_bundle(trained("vision.transcribe", tmp_path, FEW))
+    assert isinstance(transcriber.config, ReaderConfig)
     config = prepare_run("vision.reader", "micro")
     assert config.trainer.from_identity == transcriber.identity
-    asked = next(corpus for corpus in config.corpora if corpus.name == "flyers")
+    asked = next(corpus for corpus in config.corpora if corpus.name == "texts")
     assert isinstance(asked, DrawnCorpusConfig)
     assert asked.packing.learn == ("transcription", "questions")
     unmoved = {"trainer.optimizer.learning_rate": "1e-12", "trainer.optimizer.weight_decay": "0"}

@@ -86,7 +86,7 @@ class MultimodalConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ReaderConfig(MultimodalConfig):
-    """A decoder with a vision encoder that also learns which letter is where, from drawings (`training/objectives/reading.py`).
+    """A decoder with vision that also learns which letter is where, from drawings (`training/objectives/reading.py`).
 
     A linear layer gives the logits of the classes of letters of each cell of a patch, from the patch's state. It is used in
     training only.

@@ -48,7 +48,9 @@ def letters(size: str) -> RunConfig:
 @recipe("vision.transcribe", sizes=("micro", "nano"), starts_from="vision.letters")
 def transcribe(size: str) -> RunConfig:
     """Train its decoder to transcribe the drawings."""
-    return _run("vision.transcribe", size, {"letters": 0.2, "texts": 0.8}, texts=("transcription",), held_out="transcription")
+    return _run(
+        "vision.transcribe", size, {"letters": 0.2, "texts": 0.8}, texts=("transcription",), held_out="transcription"
+    )
 
 
 @recipe("vision.reader", sizes=("micro", "nano"), starts_from="vision.transcribe")

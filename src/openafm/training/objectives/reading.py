@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
 from openafm.core.errors import UsageError
 from openafm.data.loading.batch import Batch
-from openafm.models.attention.spans import EmbeddingSpan, Span
+from openafm.models.attention.spans import EmbeddingSpan, ImageKey, Span
 from openafm.models.decoder import Decoder
 from openafm.models.transfer import to_device
 from openafm.models.vision.reader import Reader
@@ -53,7 +54,8 @@ class Reading:
 
 
 def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
-    images, numbers = [], []
+    images: list[ImageKey] = []
+    numbers: list[npt.NDArray[np.int64]] = []
     for document in lettered:
         places = slice(document.start, document.stop)
         spans = [span for span in batch.embedding_spans if _is_in(span, document)]

@@ -1,0 +1,111 @@
+"""Letters of drawings by place: by hand, on a clean drawing against its ink, and as packed tokens."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document, image_document
+from openafm.data.drawing.generators import generator_config
+from openafm.data.images.documents import ImageDocument, ImagePart, Region
+from openafm.data.images.letters import EMPTY_SHARE, MOST_LETTERS, has_words, letter_tokens
+from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
+from openafm.data.images.resolution import ResolutionConfig
+from openafm.data.loading.loader import LoaderConfig, SourceConfig
+from openafm.models.vision.letters import CELL, NO_LETTER, NUM_CLASSES, OTHER, class_of
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+
+
+def document_of(*regions: Region) -> ImageDocument:
+    return ImageDocument(id="d", kind="sign", parts=(ImagePart(digest="0" * 64),), regions=regions)
+
+
+def triples(tokens: list[int]) -> list[tuple[int, int, int]]:
+    assert len(tokens) % 3 == 0
+    return list(zip(tokens[::3], tokens[1::3], tokens[2::3], strict=True))
+
+
+def letters_of(tokens: list[int]) -> list[tuple[int, int, int]]:
+    return [each for each in triples(tokens) if each[2] != NO_LETTER]
+
+
+def test_letters_divide_the_box_of_their_word() -> None:
+    """An image of 200 x 100 pixels as a view of 400: twice as wide, four times as high."""
+    word = Region(label="noon", box=(10, 20, 50, 30), kind="word")
+    found = letters_of(letter_tokens(document_of(word), (200, 100), 400))
+    middle, centers = 25 * 4, [(10 + 40 * share) * 2 for share in (0.125, 0.375, 0.625, 0.875)]
+    expected = [
+        (middle // CELL[0], int(center // CELL[1]), class_of(letter)) for center, letter in zip(centers, "noon", strict=True)
+    ]
+    assert found == expected
+
+
+def test_narrow_letters_take_less_room() -> None:
+    word = Region(label="iW", box=(0, 0, 100, 10), kind="word")
+    (_, first, _), (_, second, _) = letters_of(letter_tokens(document_of(word), (100, 100), 400))
+    assert first * CELL[1] < 0.25 * 400 < second * CELL[1]
+
+
+def test_words_without_room_and_other_regions_are_left_out() -> None:
+    small = Region(label="small", box=(0, 0, 5, 3), kind="word")
+    title = Region(label="Title", box=(0, 0, 100, 20), kind="title")
+    document = document_of(small, title)
+    assert has_words(document)
+    assert letter_tokens(document, (100, 100), 100) == []
+    assert not has_words(document_of(title))
+
+
+def test_classes() -> None:
+    assert [class_of(letter) for letter in "!A~é好"] == [1, ord("A") - ord("!") + 1, 94, class_of("e"), OTHER]
+    assert NUM_CLASSES == 96
+
+
+def test_many_letters_are_sampled() -> None:
+    words = [Region(label="abcdefghij", box=(0, 10 * row, 100, 10 * row + 8), kind="word") for row in range(40)]
+    tokens = letter_tokens(document_of(*words), (100, 400), 448)
+    assert len(letters_of(tokens)) == MOST_LETTERS
+    assert len(tokens) <= 3 * MOST_LETTERS * (1 + EMPTY_SHARE)
+
+
+def test_letters_of_a_drawing_are_where_its_ink_is() -> None:
+    """Windows around letters vary in brightness, those of cells without a letter mostly do not."""
+    images = pytest.importorskip("PIL.Image")
+    generator, side = generator_config("flyers").build(), 448
+    deviations: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(8):
+        drawn = draw_document(generator, "flyers", "en", "train", 3, number)
+        document, (stored,) = image_document(drawn, "flyers", "train")
+        image = images.open(io.BytesIO(stored.data)).convert("L").resize((side, side))
+        grays = np.asarray(image, np.float32)
+        for row, column, letter in triples(letter_tokens(document, (stored.width, stored.height), side)):
+            top, left = row * CELL[0], column * CELL[1]
+            window = grays[max(0, top - 4) : top + 12, max(0, left - 4) : left + 8]
+            deviations[letter != NO_LETTER].append(float(np.ptp(window)))
+    assert np.median(deviations[True]) > 3 * np.median(deviations[False])
+
+
+def test_packed_letters_are_targets_beside_their_image(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    pytest.importorskip("pyarrow")
+    drawing = DrawingConfig(generators=(generator_config("flyers"),), languages=("en",), count=3)
+    draw_corpus(drawing, tmp_path / "drawings")
+    tokenizer = Tokenizer([])
+    resolution = ResolutionConfig(side=168, rapid_side=56, tokens=49)
+    packing = ImagePackConfig(source="letters", learn=("letters",), resolution=resolution, mode="balanced")
+    pack_image_corpus(tmp_path / "drawings", tmp_path / "letters", tokenizer, ChatTemplate(), packing)
+    loader = LoaderConfig(
+        sources=(SourceConfig(name="letters", path=str(tmp_path / "letters")),), rows_per_step=1, row_tokens=1024
+    ).build()
+    batch = loader.batch(0)
+    assert len(batch.documents) >= 1
+    assert {origin.source for origin in batch.origins} == {"letters"}
+    for document, span in zip(batch.documents, batch.embedding_spans, strict=True):
+        places = slice(document.start, document.stop)
+        found = batch.targets_BS[document.row, places][batch.loss_mask_BS[document.row, places]].tolist()
+        assert triples(found)
+        assert all(row < 21 and column < 42 and letter < NUM_CLASSES for row, column, letter in triples(found))
+        assert batch.images[span.image].shape == (1, 168, 168, 3)

@@ -1,0 +1,136 @@
+"""Letters by place: against a loop over letters, beside the next token of texts, and wrong documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_contrastive import clip_config
+
+from openafm.core.config import ConfigError
+from openafm.data.loading.batch import Batch, Origin
+from openafm.models.attention.spans import EmbeddingSpan, Span
+from openafm.models.config import DecoderConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
+from openafm.models.vision.reader import Reader
+from openafm.recipes.catalog import build_run
+from openafm.training.objectives.base import NextToken
+from openafm.training.objectives.config import ReadingConfig
+from openafm.training.objectives.reading import LettersError, Reading
+
+LETTERS = [[(0, 0, 5), (1, 7, 95), (3, 3, 0)], [(2, 5, 12)]]
+"""Row, column and class of the letters of two images of 4 x 8 cells."""
+TEXT = (3, 9, 14, 2)
+IMAGE_TOKENS = 1
+
+
+def reader_config() -> ReaderConfig:
+    towers = clip_config()
+    decoder = DecoderConfig(vocab_size=100, dim=towers.dim, layers=towers.layers, context_length=64)
+    vision = replace(towers.vision, image_side=32, patch_side=16)
+    return ReaderConfig.of(decoder, vision, PixelShuffleAdapterConfig(factor=2))
+
+
+def batch_of(letters: list[list[tuple[int, int, int]]], with_text: bool) -> Batch:
+    """Return a row with a document of letters for each list, and one of an image and a text."""
+    numbers = [[value for each in places for value in each] for places in letters]
+    documents: list[tuple[str, list[int]]] = [("letters", each) for each in numbers]
+    documents += [("texts", list(TEXT))] if with_text else []
+    tokens, targets, mask, spans, places, images = [], [], [], [], [], {}
+    for index, (_, found) in enumerate(documents):
+        start = len(tokens)
+        span = EmbeddingSpan(0, start, start + IMAGE_TOKENS, f"{len(found):02}{index}")
+        row = [0] * IMAGE_TOKENS + found
+        tokens += row
+        targets += [*row[1:], 0]
+        mask += [False] * (IMAGE_TOKENS - 1) + [True] * len(found) + [False]
+        spans.append(span)
+        places.append(Span(0, start, len(tokens)))
+        images[span.image] = np.random.default_rng(len(found)).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
+    return Batch(
+        tokens_BS=np.array([tokens]),
+        targets_BS=np.array([targets]),
+        loss_mask_BS=np.array([mask]),
+        documents=tuple(places),
+        origins=tuple(Origin(name, 0, 0, 1) for name, _ in documents),
+        embedding_spans=tuple(spans),
+        images=images,
+    )
+
+
+def test_letters_equal_a_loop() -> None:
+    model, batch = reader_config().build(seed=1), batch_of(LETTERS, with_text=False)
+    losses = Reading(ReadingConfig())(model, batch)
+    expected, right = 0.0, 0
+    weight, bias = model.letters.weight, model.letters.bias
+    assert bias is not None
+    for span, places in zip(batch.embedding_spans, LETTERS, strict=True):
+        patches_YXD = model.vision(torch.tensor(batch.images[span.image])).patches_BYXD[0]
+        for row, column, letter in places:
+            cell = (row % 2) * 4 + column % 4
+            rows = slice(96 * cell, 96 * (cell + 1))
+            logits = weight[rows] @ patches_YXD[row // 2, column // 4] + bias[rows]
+            expected += F.cross_entropy(logits, torch.tensor(letter)).item()
+            right += int(logits.argmax()) == letter
+    assert losses.count == 4
+    assert losses.total.item() == pytest.approx(expected, rel=1e-5)
+    assert losses.parts["letters"].item() == right
+    assert losses.flops > 0
+
+
+def test_letters_and_texts_add_up() -> None:
+    model, objective = reader_config().build(seed=1), Reading(ReadingConfig())
+    letters, both = batch_of(LETTERS, with_text=False), batch_of(LETTERS, with_text=True)
+    texts = batch_of([], with_text=True)
+    of_letters, of_texts, of_both = (objective(model, each) for each in (letters, texts, both))
+    assert of_texts.total.item() == pytest.approx(NextToken()(model, texts).total.item(), rel=1e-6)
+    assert of_both.total.item() == pytest.approx(of_letters.total.item() + of_texts.total.item(), rel=1e-5)
+    assert of_both.count == of_letters.count + of_texts.count == 4 + len(TEXT)
+    of_both.total.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    assert model.letters.weight.grad is not None
+    assert model.letters.weight.grad.abs().sum() > 0
+
+
+def test_letters_are_learned() -> None:
+    model, batch = reader_config().build(seed=1), batch_of(LETTERS, with_text=False)
+    objective, optimizer = Reading(ReadingConfig()), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(30):
+        losses = objective(model, batch)
+        optimizer.zero_grad()
+        losses.total.backward()
+        optimizer.step()
+    assert objective(model, batch).parts["letters"].item() == 4
+
+
+@pytest.mark.parametrize("damage", ["an image", "a number"])
+def test_damaged_documents_are_refused(damage: str) -> None:
+    batch = batch_of(LETTERS, with_text=False)
+    if damage == "an image":
+        batch = replace(batch, embedding_spans=batch.embedding_spans[1:])
+    else:
+        mask = batch.loss_mask_BS.copy()
+        mask[0, 0] = False
+        batch = replace(batch, loss_mask_BS=mask)
+    with pytest.raises(LettersError, match="three numbers a letter"):
+        Reading(ReadingConfig())(reader_config().build(), batch)
+
+
+def test_configs_are_checked() -> None:
+    trainer = build_run("vision.letters", "nano").trainer
+    assert isinstance(trainer.model, ReaderConfig)
+    plain = MultimodalConfig.of(trainer.model.decoder, trainer.model.vision, trainer.model.adapter)
+    with pytest.raises(ConfigError, match="needs a ReaderConfig"):
+        ReadingConfig().check(replace(trainer, model=plain))
+    with pytest.raises(ConfigError, match="do not divide into cells of 8 x 4 pixels"):
+        replace(trainer.model, vision=replace(trainer.model.vision, stem=(), patch_side=4, image_side=448), modes=())
+    assert isinstance(reader_config().build(), Reader)
+    assert reader_config().other_parameters() == sum(
+        weight.numel()
+        for name, weight in reader_config().build().named_parameters()
+        if name.startswith(("vision", "adapter", "letters"))
+    )
