@@ -173,7 +173,7 @@ def main() -> None:
     bundle = None if options.bundle is None else str(open_bundle(options.bundle).path)
     with home() as folder:
         if options.quick:
-            report = measure(bundle or trained_reader(folder, "micro", 12, 2), options.count or 4)
+            report = measure(bundle or trained_reader(folder, "micro", 12, 3), options.count or 4)
         else:
             report = measure(bundle or trained_reader(folder, "nano", 20_000, options.steps), options.count or 300)
     hand_in(report, REPORT, options)
