@@ -147,6 +147,19 @@ def test_scores_are_cached(assembled: list[str], tmp_path: Path, monkeypatch: py
     assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
 
 
+def test_other_examples_are_scored_again(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event, scored = held_out.TASKS["event"], []
+    monkeypatch.setitem(
+        held_out.TASKS, "event", replace(event, examples=lambda count, languages: event.examples(count + 1, languages)[1:])
+    )
+    of_model = held_out.held_out_scores
+    monkeypatch.setattr(
+        held_out, "held_out_scores", lambda model, **values: scored.append(model) or of_model(model, **values)
+    )
+    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+    assert len(scored) == 3
+
+
 def test_without_the_adapter(assembled: list[str], home: Path, tmp_path: Path) -> None:
     bundles, runs = assembled[1:3], assembled[5:8]
     arguments = ["--from-bundles", *bundles, "--runs", *runs, "--without-adapter", "--examples", "3"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def check_size(files: Mapping[str, int]) -> None:
 
 
 def score_models(trained: TrainedStages, num_examples: int) -> ModelScores:
-    """Return held-out scores of the models. Scores are cached in runs/ship/scores.json by model and number of examples."""
+    """Return held-out scores of the models. Scores are cached in runs/ship/scores.json by model and examples."""
     return ModelScores(
         shipped=_cached_scores("the shipped model", trained.best, num_examples),
         without_adapter=_cached_scores("the shipped model without its adapter", trained.compressed, num_examples),
@@ -118,7 +119,7 @@ def score_models(trained: TrainedStages, num_examples: int) -> ModelScores:
 def score_fresh(bundle: Bundle, natural: Path | None) -> dict[str, FreshFigure]:
     """Return scores on sets whose authors did not see the training frames. Scores are cached as above."""
     cases = fresh_cases(natural)
-    scores = _Scores(f"{bundle.identity} fresh {len(cases)}")
+    scores = _Scores(f"{bundle.identity} fresh {_digest(cases)}")
     if (known := scores.known()) is None:
         with progress("scoring the shipped model on sets by other authors", len(cases)) as bar:
             found = fresh_figures(SystemLanguageModel(bundle=bundle.path), cases, bar.update)
@@ -132,13 +133,19 @@ def sample_fresh(bundle: Bundle, natural: Path | None) -> list[FreshSample]:
 
 
 def _cached_scores(title: str, bundle: Bundle, num_examples: int) -> HeldOutScores:
-    scores = _Scores(" ".join((bundle.identity, str(num_examples), *held_out.TASKS)))
+    examples = [(name, task.examples(num_examples, None)) for name, task in held_out.TASKS.items()]
+    scores = _Scores(f"{bundle.identity} {_digest(examples)}")
     if (known := scores.known()) is None:
         with progress(f"scoring {title}", num_examples * len(held_out.TASKS)) as bar:
             model = SystemLanguageModel(bundle=bundle.path)
             known = scores.store(asdict(held_out.held_out_scores(model, num_examples=num_examples, on_each=bar.update)))
     tasks = {name: TaskScore(**score | {"values": tuple(score.get("values", ()))}) for name, score in known["tasks"].items()}
     return HeldOutScores(tasks=tasks)
+
+
+def _digest(examples: Sequence[object]) -> str:
+    """Return a digest of examples, which changes with the sets that models are scored on."""
+    return hashlib.sha256(repr(examples).encode()).hexdigest()[:16]
 
 
 class _Scores:
