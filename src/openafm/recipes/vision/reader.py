@@ -64,7 +64,7 @@ def _run(name: str, size: str, weights: dict[str, float], *, texts: tuple[Learne
     decoder, vision = replace(named_size(f"compact.{size}"), vocab_size=VOCABULARY), encoder_of(f"reader.{size}")
     learned: dict[str, tuple[Learned, ...]] = {"letters": ("letters",), "texts": texts}
     # Letters are told by their source, so the held-out ones are a source of that name too.
-    tested = "letters_held_out" if held_out == "letters" else "held_out"
+    tested = "held_out_letters" if held_out == "letters" else "held_out"
     return RunConfig(
         recipe=name,
         corpora=(
@@ -74,7 +74,7 @@ def _run(name: str, size: str, weights: dict[str, float], *, texts: tuple[Learne
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
         trainer=TrainerConfig(
             model=ReaderConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
-            objective=ReadingConfig(sources=("letters", "letters_held_out")),
+            objective=ReadingConfig(sources=("letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             optimizer=AdamWConfig(learning_rate=2e-3, weight_decay=0.05),

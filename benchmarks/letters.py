@@ -1,0 +1,134 @@
+"""Letters that an encoder names by place on held-out flyers and signs, after equal CPU time.
+
+    convolutions    `reader.nano`: four convolutions before the patch embedding
+    patches         the same encoder with a linear patch embedding, as in the report
+
+Both train by the recipe `vision.letters` on the same English drawings. `letters_...` is the share of the letters of held-out
+drawings whose class is right; fonts, designs and camera conditions of these are not in training.
+
+    python benchmarks/letters.py [--minutes M] [--train FOLDER --held-out FOLDER] [--bundle NAME] [--quick] [--json]
+
+`--train` and `--held-out` are image corpora, drawn before; `--bundle` scores a bundle of
+`vision.letters` and trains nothing.
+A full run (12 minutes of drawing, then 8 of each encoder) writes docs/benchmarks/letters.json.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import process_time
+from typing import Any, cast
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).parent))
+import torch
+from shared.reporting import benchmark_parser, hand_in
+from shared.vision_runs import draw, home, trained, with_images, with_steps
+
+from openafm.bundle import Bundle, open_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.data.images.decoding import pixels
+from openafm.data.images.letters import has_words, letter_tokens
+from openafm.data.images.resolution import image_views
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
+from openafm.models.vision.config import VisionConfig
+from openafm.models.vision.letters import NO_LETTER
+from openafm.models.vision.multimodal_config import ReaderConfig
+from openafm.models.vision.reader import Reader
+from openafm.recipes.catalog import build_run
+from openafm.recipes.config import RunConfig
+from openafm.recipes.vision.reader import KINDS
+from openafm.training.budgets import TimeBudget
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "letters.json"
+VARIANTS: dict[str, Callable[[VisionConfig], VisionConfig]] = {
+    "convolutions": lambda vision: vision,
+    "patches": lambda vision: replace(vision, stem=()),
+}
+
+
+def run_of(size: str, vision: VisionConfig, train: Path, held_out: Path) -> RunConfig:
+    """Return the run `vision.letters` with another encoder on these drawings."""
+    run = with_images(build_run("vision.letters", size), train, held_out)
+    model = cast("ReaderConfig", run.trainer.model)
+    return replace(run, trainer=replace(run.trainer, model=replace(model, vision=vision), evaluation=None))
+
+
+@torch.no_grad()
+def letters_read(bundle: Bundle, corpus: ImageCorpus) -> tuple[float, int]:
+    """Return the share of the letters that a model names, and how many there are."""
+    model = cast("Reader", load_decoder(bundle)).eval()
+    mode, num_right, num_letters = model.config.image_modes[0], 0, 0
+    for document in corpus.documents():
+        if not has_words(document):
+            continue
+        (digest,) = document.digests
+        numbers = torch.tensor(letter_tokens(document, corpus.size(digest), mode.side)).reshape(-1, 3)
+        row_L, column_L, letter_L = numbers[numbers[:, 2] != NO_LETTER].unbind(1)
+        if not len(letter_L):
+            continue
+        view_1YXC = torch.tensor(image_views(pixels(corpus.image(digest)), mode))
+        logits_LK = model.letter_logits(view_1YXC, torch.zeros_like(row_L), row_L, column_L)
+        num_right += int((logits_LK.argmax(-1) == letter_L).sum())
+        num_letters += len(letter_L)
+    return num_right / num_letters, num_letters
+
+
+def measure(folder: Path, size: str, train: Path, held_out: Path, minutes: float | None) -> dict[str, Any]:
+    encoders = {
+        name: variant(cast("ReaderConfig", build_run("vision.letters", size).trainer.model).vision)
+        for name, variant in VARIANTS.items()
+    }
+    shares, seconds, num_letters = {}, {}, 0
+    for name, vision in encoders.items():
+        run = run_of(size, vision, train, held_out)
+        run = (
+            with_steps(run, 2, seed=0)
+            if minutes is None
+            else replace(run, trainer=replace(run.trainer, budget=TimeBudget(seconds=60 * minutes)))
+        )
+        start = process_time()
+        bundle = trained(run, folder / name, name)
+        seconds[name] = process_time() - start
+        shares[name], num_letters = letters_read(bundle, open_image_corpus(held_out))
+    return report(
+        {
+            "minutes": minutes,
+            "letters": num_letters,
+            "parameters": {name: vision.num_parameters() for name, vision in encoders.items()},
+        },
+        {f"letters_{name}": round(share, 4) for name, share in shares.items()}
+        | {f"cpu_s_{name}": round(value) for name, value in seconds.items()},
+    )
+
+
+def report(setting: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+    peer = "the same encoder with a linear patch embedding"
+    return {"benchmark": "letters", "peer": peer, "setting": setting, "figures": figures}
+
+
+def main() -> None:
+    parser = benchmark_parser(__doc__, "few drawings and steps; claims nothing")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of training of each encoder")
+    parser.add_argument("--train", type=Path, help="an image corpus to train on; default: draw one")
+    parser.add_argument("--held-out", type=Path, help="an image corpus to score on; default: draw one")
+    parser.add_argument("--bundle", help="score this bundle only")
+    options = parser.parse_args()
+    bundle = None if options.bundle is None else open_bundle(options.bundle)
+    with home() as folder:
+        held_out = options.held_out or draw(folder, KINDS, 6 if options.quick else 150, "held_out")
+        if bundle is not None:
+            share, num_letters = letters_read(bundle, open_image_corpus(held_out))
+            print(report({"bundle": bundle.name, "letters": num_letters}, {"letters_bundle": round(share, 4)}))
+            return
+        train = options.train or draw(folder, KINDS, 12 if options.quick else 3_000, "train")
+        size, minutes = ("micro", None) if options.quick else ("nano", options.minutes)
+        hand_in(measure(folder, size, train, held_out, minutes), REPORT, options)
+
+
+if __name__ == "__main__":
+    main()
