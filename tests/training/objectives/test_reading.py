@@ -96,6 +96,20 @@ def test_letters_and_texts_add_up() -> None:
     assert model.letters.weight.grad.abs().sum() > 0
 
 
+def test_an_encoder_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
+    objective = Reading(ReadingConfig(encoder_learns_from="letters"))
+    model = reader_config().build(seed=1)
+    objective(model, batch_of([], with_text=True)).total.backward()
+    assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.parameters())
+    assert all(weight.grad is not None and weight.grad.any() for weight in model.adapter.parameters())
+    both = objective(model, batch_of(LETTERS, with_text=True))
+    expected = Reading(ReadingConfig())(model, batch_of(LETTERS, with_text=True))
+    assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
+    both.total.backward()
+    assert model.vision.patch.weight.grad is not None
+    assert model.vision.patch.weight.grad.any()
+
+
 def test_letters_are_learned() -> None:
     model, batch = reader_config().build(seed=1), batch_of(LETTERS, with_text=False)
     objective, optimizer = Reading(ReadingConfig()), torch.optim.AdamW(model.parameters(), lr=1e-2)

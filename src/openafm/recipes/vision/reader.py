@@ -42,25 +42,32 @@ LANGUAGES = ("en",)
 @recipe("vision.letters", sizes=("micro", "nano"))
 def letters(size: str) -> RunConfig:
     """Train a vision encoder to name the letters of drawn flyers and signs in English by place, from fresh weights."""
-    return _run("vision.letters", size, {"letters": 1.0}, texts=(), held_out="letters")
+    return _run("vision.letters", size, ReadingConfig(), {"letters": 1.0}, texts=(), held_out="letters")
 
 
 @recipe("vision.transcribe", sizes=("micro", "nano"), starts_from="vision.letters")
 def transcribe(size: str) -> RunConfig:
-    """Train its decoder to transcribe the drawings."""
-    return _run(
-        "vision.transcribe", size, {"letters": 0.2, "texts": 0.8}, texts=("transcription",), held_out="transcription"
-    )
+    """Train its decoder to transcribe the drawings. The encoder goes on with letters."""
+    objective, weights = ReadingConfig(encoder_learns_from="letters"), {"letters": 0.2, "texts": 0.8}
+    return _run("vision.transcribe", size, objective, weights, texts=("transcription",), held_out="transcription")
 
 
 @recipe("vision.reader", sizes=("micro", "nano"), starts_from="vision.transcribe")
 def reader(size: str) -> RunConfig:
     """Train it further to answer questions about the drawings, one of them for the event of a flyer."""
-    weights = {"letters": 0.1, "texts": 0.9}
-    return _run("vision.reader", size, weights, texts=("transcription", "questions"), held_out="questions")
+    texts: tuple[Learned, ...] = ("transcription", "questions")
+    return _run("vision.reader", size, ReadingConfig(), {"letters": 0.1, "texts": 0.9}, texts=texts, held_out="questions")
 
 
-def _run(name: str, size: str, weights: dict[str, float], *, texts: tuple[Learned, ...], held_out: Learned) -> RunConfig:
+def _run(
+    name: str,
+    size: str,
+    objective: ReadingConfig,
+    weights: dict[str, float],
+    *,
+    texts: tuple[Learned, ...],
+    held_out: Learned,
+) -> RunConfig:
     decoder, vision = replace(named_size(f"compact.{size}"), vocab_size=VOCABULARY), encoder_of(f"reader.{size}")
     learned: dict[str, tuple[Learned, ...]] = {"letters": ("letters",), "texts": texts}
     # Letters are told by their source, so the held-out ones are a source of that name too.
@@ -74,7 +81,7 @@ def _run(name: str, size: str, weights: dict[str, float], *, texts: tuple[Learne
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
         trainer=TrainerConfig(
             model=ReaderConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
-            objective=ReadingConfig(sources=("letters", "held_out_letters")),
+            objective=replace(objective, sources=("letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             optimizer=AdamWConfig(learning_rate=2e-3, weight_decay=0.05),

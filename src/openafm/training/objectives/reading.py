@@ -8,6 +8,8 @@ Shapes: I images, L letters of all images.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -15,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from openafm.core.errors import UsageError
 from openafm.data.loading.batch import Batch
@@ -42,8 +45,10 @@ class Reading:
             for document, origin in zip(batch.documents, batch.origins, strict=True)
             if origin.source in self._config.sources
         ]
-        texts = self._next_token(model, _without(batch, lettered))
-        letters = _letter_losses(cast("Reader", model), batch, lettered)
+        reader = cast("Reader", model)
+        with _frozen(reader.vision) if self._config.encoder_learns_from == "letters" else nullcontext():
+            texts = self._next_token(model, _without(batch, lettered))
+        letters = _letter_losses(reader, batch, lettered)
         unused = 0 * sum(weight.sum() for weight in model.parameters()) if torch.is_grad_enabled() else 0
         return Losses(
             total=texts.total + letters.total + unused,
@@ -51,6 +56,16 @@ class Reading:
             parts=letters.parts,
             flops=texts.flops + letters.flops,
         )
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """Compute without gradients of a module's weights."""
+    module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        module.requires_grad_(True)
 
 
 def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
