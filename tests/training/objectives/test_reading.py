@@ -97,7 +97,7 @@ def test_letters_and_texts_add_up() -> None:
 
 
 def test_an_encoder_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
-    objective = Reading(ReadingConfig(encoder_learns_from="letters"))
+    objective = Reading(ReadingConfig(stem_learns_from="letters"))
     model = reader_config().build(seed=1)
     objective(model, batch_of([], with_text=True)).total.backward()
     assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.parameters())

@@ -196,7 +196,7 @@ class VisionConfig(Config):
         num_windows, window_tokens = self.windows(image_side)
         window_tokens = round(window_tokens * kept)
         num_tokens = num_windows * window_tokens + self.num_registers
-        total = self._stem_flops(image_side) + 2.0 * num_windows * window_tokens * self.patch_inputs * self.dim
+        total = self.stem_flops(image_side) + 2.0 * num_windows * window_tokens * self.patch_inputs * self.dim
         for layer in self.layers:
             total += 2.0 * num_tokens * (4 * self.dim**2 + 2 * self.dim * layer.mlp_dim)
             total += 4.0 * self.dim * layer.scope.num_pairs(num_windows, window_tokens, self.num_registers)
@@ -213,7 +213,8 @@ class VisionConfig(Config):
         taps = (each.kernel_side**2 * channels for each, channels in zip(self.stem, inputs, strict=False))
         return sum((num_taps + 3) * each.channels for each, num_taps in zip(self.stem, taps, strict=True))
 
-    def _stem_flops(self, image_side: int) -> float:
+    def stem_flops(self, image_side: int) -> float:
+        """Return the operations of the stem's forward pass of an image."""
         total, channels, side = 0.0, 3, image_side
         for each in self.stem:
             side //= each.stride

@@ -107,6 +107,11 @@ class VisionEncoder(nn.Module):
             patches_BYXD = patches_BPD[:, None]
         return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD)
 
+    def local_states(self, pixels_BYXC: Tensor) -> Tensor:
+        """Return the outputs of the stem, which see a neighborhood of each place, x_BYXC."""
+        x_BYXC: Tensor = self.stem(self._normalized(pixels_BYXC))
+        return x_BYXC
+
     def resize_positions(self, image_side: int) -> None:
         """Interpolate the position embeddings to another image side, for training at a higher resolution (report 4.2)."""
         grid = self.config.grid_side(image_side)
@@ -127,7 +132,7 @@ class VisionEncoder(nn.Module):
     def _embedded(self, pixels_BYXC: Tensor) -> Tensor:
         """Return the patches with their positions, window by window, x_BNWD."""
         config, grid = self.config, self.config.grid_side(pixels_BYXC.shape[1])
-        x_BYXC = self.stem(self._normalized(pixels_BYXC)) if config.stem else pixels_BYXC
+        x_BYXC = self.local_states(pixels_BYXC) if config.stem else pixels_BYXC
         side = config.patch_side // config.stem_stride
         patches_BGPGPC = x_BYXC.unflatten(2, (grid, side)).unflatten(1, (grid, side))
         # Windows are formed on the pixels, where the copy is cheapest.

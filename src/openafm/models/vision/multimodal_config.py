@@ -88,25 +88,34 @@ class MultimodalConfig(DecoderConfig):
 class ReaderConfig(MultimodalConfig):
     """A decoder with vision that also learns which letter is where, from drawings (`training/objectives/reading.py`).
 
-    A linear layer gives the logits of the classes of letters of each cell of a patch, from the patch's state. It is used in
-    training only.
+    A linear layer gives the logits of the classes of letters of each cell, from the output of the stem there; of an encoder
+    without a stem, from the state of the patch. It is used in training only.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(
-            self.vision.patch_side % math.lcm(*CELL) == 0,
-            f"patches of {self.vision.patch_side} pixels do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
+            self._side % math.lcm(*CELL) == 0,
+            f"{self._side} pixels between states do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
         )
 
     @property
     def cells(self) -> tuple[int, int]:
-        """Rows and columns of the cells of a patch."""
-        return self.vision.patch_side // CELL[0], self.vision.patch_side // CELL[1]
+        """Rows and columns of the cells of a state."""
+        return self._side // CELL[0], self._side // CELL[1]
+
+    @property
+    def letters_dim(self) -> int:
+        """Inputs of the layer that classifies letters."""
+        return self.vision.stem[-1].channels if self.vision.stem else self.vision.dim
+
+    @property
+    def _side(self) -> int:
+        return self.vision.stem_stride if self.vision.stem else self.vision.patch_side
 
     def other_parameters(self) -> int:
         rows, columns = self.cells
-        return super().other_parameters() + (self.vision.dim + 1) * rows * columns * NUM_CLASSES
+        return super().other_parameters() + (self.letters_dim + 1) * rows * columns * NUM_CLASSES
 
     def build(self, seed: int = 0) -> Reader:
         """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""

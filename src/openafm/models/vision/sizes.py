@@ -80,12 +80,12 @@ def reader_nano() -> VisionConfig:
         patch_side=16,
         window_side=7,
         dim=128,
-        num_layers=4,
+        num_layers=2,
         num_heads=4,
         mlp_dim=512,
-        num_global_layers=2,
+        num_global_layers=1,
     )
-    return replace(encoder, stem=stem(24, 48, 96, 96))
+    return replace(encoder, stem=stem(24, 48, 96, 96, 96))
 
 
 def reader_micro() -> VisionConfig:
@@ -94,9 +94,11 @@ def reader_micro() -> VisionConfig:
 
 
 def stem(*channels: int) -> tuple[ConvolutionConfig, ...]:
-    """Return four convolutions with strides of 2, 2, 2 and 1: an output for each 8 x 8 pixels."""
-    first, second, third, fourth = (ConvolutionConfig(channels=each, stride=2) for each in channels)
-    return (replace(first, kernel_side=5), second, third, replace(fourth, stride=1))
+    """Return convolutions of which the first three have a stride of 2: an output for each 8 x 8 pixels."""
+    return tuple(
+        ConvolutionConfig(channels=each, kernel_side=5 if index == 0 else 3, stride=2 if index < 3 else 1)
+        for index, each in enumerate(channels)
+    )
 
 
 def vit_nano() -> VisionConfig:

@@ -41,14 +41,14 @@ LANGUAGES = ("en",)
 
 @recipe("vision.letters", sizes=("micro", "nano"))
 def letters(size: str) -> RunConfig:
-    """Train a vision encoder to name the letters of drawn flyers and signs in English by place, from fresh weights."""
+    """Train the convolutions of an encoder to name the letters of drawn flyers and signs in English, from fresh weights."""
     return _run("vision.letters", size, ReadingConfig(), {"letters": 1.0}, texts=(), held_out="letters")
 
 
 @recipe("vision.transcribe", sizes=("micro", "nano"), starts_from="vision.letters")
 def transcribe(size: str) -> RunConfig:
-    """Train its decoder to transcribe the drawings. The encoder goes on with letters."""
-    objective, weights = ReadingConfig(encoder_learns_from="letters"), {"letters": 0.2, "texts": 0.8}
+    """Train it to transcribe the drawings. The convolutions go on with letters."""
+    objective, weights = ReadingConfig(stem_learns_from="letters"), {"letters": 0.2, "texts": 0.8}
     return _run("vision.transcribe", size, objective, weights, texts=("transcription",), held_out="transcription")
 
 

@@ -188,12 +188,12 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
 class ReadingConfig(ObjectiveConfig):
     """Letters by place from the documents of `sources`, and the next token of all others. The model is a `ReaderConfig`.
 
-    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. An encoder that
-    learns from letters only gets no gradients from texts: a step with texts takes less than half of the operations.
+    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. A stem that
+    learns from letters only gets no gradients from texts, which saves the operations of its backward pass.
     """
 
     sources: tuple[str, ...] = ("letters",)
-    encoder_learns_from: Literal["letters", "letters and texts"] = "letters and texts"
+    stem_learns_from: Literal["letters", "letters and texts"] = "letters and texts"
 
     def build(self) -> Objective:
         from openafm.training.objectives.reading import Reading

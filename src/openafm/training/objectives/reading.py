@@ -1,7 +1,7 @@
 """Reading: which letter is where in an image, beside the next token of texts.
 
-The letters teach the encoder what no caption does: each gives a gradient to one place of the image. The report has no such
-loss.
+The letters teach the stem of an encoder what no caption does: each gives a gradient to one place of the image. The report has
+no such loss.
 
 Shapes: I images, L letters of all images.
 """
@@ -24,6 +24,7 @@ from openafm.data.loading.batch import Batch
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey, Span
 from openafm.models.decoder import Decoder
 from openafm.models.transfer import to_device
+from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.reader import Reader
 from openafm.training.objectives.base import Losses, NextToken, zero_losses
 from openafm.training.objectives.config import ReadingConfig
@@ -46,7 +47,7 @@ class Reading:
             if origin.source in self._config.sources
         ]
         reader = cast("Reader", model)
-        with _frozen(reader.vision) if self._config.encoder_learns_from == "letters" else nullcontext():
+        with _frozen(reader.vision.stem) if self._config.stem_learns_from == "letters" else nullcontext():
             texts = self._next_token(model, _without(batch, lettered))
         letters = _letter_losses(reader, batch, lettered)
         unused = 0 * sum(weight.sum() for weight in model.parameters()) if torch.is_grad_enabled() else 0
@@ -91,8 +92,12 @@ def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
         total=F.cross_entropy(logits_LK, letter_L, reduction="sum"),
         count=len(letter_L),
         parts={"letters": num_right},
-        flops=round(3 * len(images) * model.config.vision.flops(pixels_IYXC.shape[1])),
+        flops=round(3 * len(images) * _letter_flops(model.config.vision, pixels_IYXC.shape[1])),
     )
+
+
+def _letter_flops(vision: VisionConfig, side: int) -> float:
+    return vision.stem_flops(side) if vision.stem else vision.flops(side)
 
 
 def _without(batch: Batch, lettered: list[Span]) -> Batch:
