@@ -14,6 +14,7 @@ from openafm.core.config import ConfigError
 from openafm.data.loading.batch import Batch, Origin
 from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.config import DecoderConfig
+from openafm.models.vision.config import ConvolutionConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.reader import Reader
@@ -28,10 +29,13 @@ TEXT = (3, 9, 14, 2)
 IMAGE_TOKENS = 1
 
 
-def reader_config() -> ReaderConfig:
+STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, stride=2))
+
+
+def reader_config(stem: tuple[ConvolutionConfig, ...] = STEM) -> ReaderConfig:
     towers = clip_config()
     decoder = DecoderConfig(vocab_size=100, dim=towers.dim, layers=towers.layers, context_length=64)
-    vision = replace(towers.vision, image_side=32, patch_side=16)
+    vision = replace(towers.vision, image_side=32, patch_side=16, stem=stem)
     return ReaderConfig.of(decoder, vision, PixelShuffleAdapterConfig(factor=2))
 
 
@@ -62,18 +66,21 @@ def batch_of(letters: list[list[tuple[int, int, int]]], with_text: bool) -> Batc
     )
 
 
-def test_letters_equal_a_loop() -> None:
-    model, batch = reader_config().build(seed=1), batch_of(LETTERS, with_text=False)
+@pytest.mark.parametrize("stem", [STEM, ()])
+def test_letters_equal_a_loop(stem: tuple[ConvolutionConfig, ...]) -> None:
+    model, batch = reader_config(stem).build(seed=1), batch_of(LETTERS, with_text=False)
     losses = Reading(ReadingConfig())(model, batch)
     expected, right = 0.0, 0
     weight, bias = model.letters.weight, model.letters.bias
     assert bias is not None
     for span, places in zip(batch.embedding_spans, LETTERS, strict=True):
-        patches_YXD = model.vision(torch.tensor(batch.images[span.image])).patches_BYXD[0]
+        pixels = torch.tensor(batch.images[span.image])
+        state_YXD = model.vision.local_states(pixels)[0] if stem else model.vision(pixels).patches_BYXD[0]
+        height, width = (1, 2) if stem else (2, 4)  # cells of an output of the stem, or of a patch
         for row, column, letter in places:
-            cell = (row % 2) * 4 + column % 4
+            cell = (row % height) * width + column % width
             rows = slice(96 * cell, 96 * (cell + 1))
-            logits = weight[rows] @ patches_YXD[row // 2, column // 4] + bias[rows]
+            logits = weight[rows] @ state_YXD[row // height, column // width] + bias[rows]
             expected += F.cross_entropy(logits, torch.tensor(letter)).item()
             right += int(logits.argmax()) == letter
     assert losses.count == 4
@@ -96,18 +103,20 @@ def test_letters_and_texts_add_up() -> None:
     assert model.letters.weight.grad.abs().sum() > 0
 
 
-def test_an_encoder_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
+def test_a_stem_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
     objective = Reading(ReadingConfig(stem_learns_from="letters"))
     model = reader_config().build(seed=1)
     objective(model, batch_of([], with_text=True)).total.backward()
-    assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.parameters())
+    assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.stem.parameters())
+    assert model.vision.patch.weight.grad is not None
+    assert model.vision.patch.weight.grad.any()
     assert all(weight.grad is not None and weight.grad.any() for weight in model.adapter.parameters())
     both = objective(model, batch_of(LETTERS, with_text=True))
     expected = Reading(ReadingConfig())(model, batch_of(LETTERS, with_text=True))
     assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
     both.total.backward()
-    assert model.vision.patch.weight.grad is not None
-    assert model.vision.patch.weight.grad.any()
+    gradients = [weight.grad for weight in model.vision.stem.parameters()]
+    assert all(grad is not None and grad.any() for grad in gradients)
 
 
 def test_letters_are_learned() -> None:

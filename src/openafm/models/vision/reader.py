@@ -1,7 +1,7 @@
 """A decoder that sees images, with a head that classifies letters.
 
-Shapes: I images, Y and X outputs of the stem or patches of a side, L letters of the images, D dim of these, N cells of one of
-them, K classes.
+Shapes: I images, Y and X outputs of the stem or patches of a side, L letters of the images, D dim of these,
+N cells of one of them, K classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading: which letter is where in an image, beside the next token of texts.
 
-The letters teach the stem of an encoder what no caption does: each gives a gradient to one place of the image. The report has
-no such loss.
+The letters teach the stem of an encoder what no caption does: each gives a gradient to one place of the image. The
+report has no such loss.
 
 Shapes: I images, L letters of all images.
 """
