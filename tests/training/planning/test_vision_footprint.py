@@ -41,7 +41,7 @@ def config_of(scope: WindowScopeConfig | None = None) -> MultimodalConfig:
 
 def config_with_stem() -> MultimodalConfig:
     config = config_of()
-    return replace(config, vision=replace(config.vision, stem=stem(8, 16, 16, 16)))
+    return replace(config, vision=replace(config.vision, stem=stem(8, 16, 16)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

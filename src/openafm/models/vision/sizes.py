@@ -85,20 +85,18 @@ def reader_nano() -> VisionConfig:
         mlp_dim=512,
         num_global_layers=1,
     )
-    return replace(encoder, stem=stem(24, 48, 96, 96, 96))
+    return replace(encoder, stem=stem(32, 64, 64, 64, 96))
 
 
 def reader_micro() -> VisionConfig:
     """Return the smallest encoder for reading, for tests and for trying a recipe: 168 pixels in 9 windows."""
-    return replace(raised(rw_vitdet_micro(), 168), stem=stem(8, 16, 16, 16))
+    return replace(raised(rw_vitdet_micro(), 168), stem=stem(8, 16, 16))
 
 
 def stem(*channels: int) -> tuple[ConvolutionConfig, ...]:
-    """Return convolutions of which the first three have a stride of 2: an output for each 8 x 8 pixels."""
-    return tuple(
-        ConvolutionConfig(channels=each, kernel_side=5 if index == 0 else 3, stride=2 if index < 3 else 1)
-        for index, each in enumerate(channels)
-    )
+    """Return convolutions with strides of 4, 2, 1, 1, ...: an output for each 8 x 8 pixels."""
+    first, second, *others = (ConvolutionConfig(channels=each) for each in channels)
+    return (replace(first, kernel_side=7, stride=4), replace(second, stride=2), *others)
 
 
 def vit_nano() -> VisionConfig:
