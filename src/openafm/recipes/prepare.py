@@ -88,7 +88,7 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
         if isinstance(model, MultimodalConfig):
             model = replace(model, modes=wanted.modes)
         else:
-            model = MultimodalConfig.of(model, wanted.vision, wanted.adapter, wanted.modes)
+            model = type(wanted).of(model, wanted.vision, wanted.adapter, wanted.modes)
     if isinstance(wanted, RewardModelConfig) and not isinstance(model, RewardModelConfig):
         model = RewardModelConfig.of(model, num_grades=wanted.num_grades, has_cohesion=wanted.has_cohesion)
     if recipe.lengthens:

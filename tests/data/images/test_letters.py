@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from openafm.core.config import ConfigError
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document, image_document
 from openafm.data.drawing.generators import generator_config
 from openafm.data.images.documents import ImageDocument, ImagePart, Region
@@ -72,20 +74,35 @@ def test_many_letters_are_sampled() -> None:
 
 
 def test_letters_of_a_drawing_are_where_its_ink_is() -> None:
-    """Windows around letters vary in brightness, those of cells without a letter mostly do not."""
+    """Moved by two cells in any direction, the windows around letters vary less in brightness."""
     images = pytest.importorskip("PIL.Image")
     generator, side = generator_config("flyers").build(), 448
-    deviations: dict[bool, list[float]] = {True: [], False: []}
+    shifts = [(0, 0), (2, 0), (-2, 0), (0, 40), (0, -40)]
+    contrasts: dict[tuple[int, int], list[float]] = {shift: [] for shift in shifts}
+    empty: list[float] = []
     for number in range(8):
         drawn = draw_document(generator, "flyers", "en", "train", 3, number)
         document, (stored,) = image_document(drawn, "flyers", "train")
-        image = images.open(io.BytesIO(stored.data)).convert("L").resize((side, side))
-        grays = np.asarray(image, np.float32)
+        grays = np.asarray(images.open(io.BytesIO(stored.data)).convert("L").resize((side, side)), np.float32)
         for row, column, letter in triples(letter_tokens(document, (stored.width, stored.height), side)):
-            top, left = row * CELL[0], column * CELL[1]
-            window = grays[max(0, top - 4) : top + 12, max(0, left - 4) : left + 8]
-            deviations[letter != NO_LETTER].append(float(np.ptp(window)))
-    assert np.median(deviations[True]) > 3 * np.median(deviations[False])
+            for down, right in shifts if letter != NO_LETTER else ():
+                contrasts[down, right].append(contrast(grays, row + down, column + right))
+            if letter == NO_LETTER:
+                empty.append(contrast(grays, row, column))
+    means = {shift: float(np.mean(values)) for shift, values in contrasts.items()}
+    assert all(means[0, 0] > 1.2 * mean for shift, mean in means.items() if shift != (0, 0)), means
+    assert np.median(empty) < 0.2 * means[0, 0]
+
+
+def contrast(grays: NDArray[np.float32], row: int, column: int) -> float:
+    """Return the range of brightness in a cell."""
+    top, left = min(max(row * CELL[0], 0), 440), min(max(column * CELL[1], 0), 444)
+    return float(np.ptp(grays[top : top + CELL[0], left : left + CELL[1]]))
+
+
+def test_letters_have_one_mode() -> None:
+    with pytest.raises(ConfigError, match="letters need one mode"):
+        ImagePackConfig(learn=("letters",))
 
 
 def test_packed_letters_are_targets_beside_their_image(tmp_path: Path) -> None:

@@ -210,9 +210,8 @@ def test_the_tower_in_8_bits_equals_the_torch_modules(
         exact = original.encode_images(torch.tensor(views(2, 32)), 4).numpy()
     found = VisionTower(config, with_vision_for_products(stored, numerics)).encode(views(2, 32), 4)
     scale = np.linalg.norm(exact)
-    assert (
-        np.linalg.norm(found - expected) < 1.5e-2 * scale
-    )  # inputs that round to the next integer; products have equal bits
+    largest = 1.5e-2 if stem else 1e-2  # some inputs round to the next integer; products have equal bits
+    assert np.linalg.norm(found - expected) < largest * scale
     assert 1e-2 * scale < np.linalg.norm(expected - exact) < 5e-2 * scale
 
 

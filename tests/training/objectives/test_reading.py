@@ -19,6 +19,7 @@ from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConf
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.reader import Reader
 from openafm.recipes.catalog import build_run
+from openafm.training.distributed.config import ParallelConfig
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import ReadingConfig
 from openafm.training.objectives.reading import LettersError, Reading
@@ -130,6 +131,22 @@ def test_letters_are_learned() -> None:
     assert objective(model, batch).parts["letters"].item() == 4
 
 
+def test_a_batch_without_targets_and_a_part_of_a_source() -> None:
+    model, objective = reader_config().build(seed=1), Reading(ReadingConfig())
+    nothing = objective(model, replace(batch_of(LETTERS, with_text=False), origins=(), loss_mask_BS=np.zeros((1, 18), bool)))
+    assert (nothing.count, nothing.total.item()) == (0, 0.0)
+    batch = batch_of(LETTERS, with_text=False)
+    parts = replace(batch, origins=tuple(origin._replace(source="letters/en") for origin in batch.origins))
+    assert objective(model, parts).total.item() == objective(model, batch).total.item()
+
+
+def test_frozen_weights_stay_frozen() -> None:
+    model = reader_config().build(seed=1)
+    model.vision.stem.requires_grad_(False)
+    Reading(ReadingConfig(stem_learns_from="letters"))(model, batch_of(LETTERS, with_text=True))
+    assert not any(weight.requires_grad for weight in model.vision.stem.parameters())
+
+
 @pytest.mark.parametrize("damage", ["an image", "a number"])
 def test_damaged_documents_are_refused(damage: str) -> None:
     batch = batch_of(LETTERS, with_text=False)
@@ -143,6 +160,12 @@ def test_damaged_documents_are_refused(damage: str) -> None:
         Reading(ReadingConfig())(reader_config().build(), batch)
 
 
+@pytest.mark.parametrize("letter", [(4, 0, 1), (0, 8, 1), (0, 0, 96)])
+def test_letters_out_of_range_are_refused(letter: tuple[int, int, int]) -> None:
+    with pytest.raises(LettersError, match="outside of its image of 32 pixels, or of an unknown class"):
+        Reading(ReadingConfig())(reader_config().build(), batch_of([[letter]], with_text=False))
+
+
 def test_configs_are_checked() -> None:
     trainer = build_run("vision.letters", "nano").trainer
     assert isinstance(trainer.model, ReaderConfig)
@@ -151,6 +174,10 @@ def test_configs_are_checked() -> None:
         ReadingConfig().check(replace(trainer, model=plain))
     with pytest.raises(ConfigError, match="do not divide into cells of 8 x 4 pixels"):
         replace(trainer.model, vision=replace(trainer.model.vision, stem=(), patch_side=4, image_side=448), modes=())
+    with pytest.raises(ConfigError, match=r"no source of the run is one of letters \(other\)"):
+        ReadingConfig(sources=("other",)).check(trainer)
+    with pytest.raises(ConfigError, match="cannot train divided weights"):
+        trainer.objective.check(replace(trainer, parallel=ParallelConfig(shard=2)))
     assert isinstance(reader_config().build(), Reader)
     assert reader_config().other_parameters() == sum(
         weight.numel()

@@ -1,6 +1,6 @@
 """Letters of an image as tokens: (row, column, class) of the cells of a view, for training an encoder to read.
 
-Drawings know the box of each word (`Region`). The letters of a word divide its box by the usual widths of letters, so a
+Drawings have the box of each word (`Region`). The letters of a word divide its box by the usual widths of letters, so a
 place is right within a few pixels. Words that are too small for their letters to have a cell each are left out.
 """
 
@@ -33,18 +33,27 @@ def letter_tokens(document: ImageDocument, size: tuple[int, int], side: int) -> 
         size: width and height of the image in pixels.
     """
     places: dict[tuple[int, int], int] = {}
+    taken: set[tuple[int, int]] = set()
     for region in document.regions:
         if region.kind == "word":
             places |= dict(_letters(region, size, side))
+            taken |= set(_cells(region, size, side))
     rng = random.Random(hashlib.blake2b(document.id.encode(), digest_size=8).digest())
     if len(places) > MOST_LETTERS:
         places = dict(rng.sample(sorted(places.items()), MOST_LETTERS))
-    near = {(row + up, column + left) for row, column in places for up in (-1, 0, 1) for left in (-1, 0, 1)}
     for _ in range(round(EMPTY_SHARE * len(places))):
         place = rng.randrange(side // CELL[0]), rng.randrange(side // CELL[1])
-        if place not in near:
+        if place not in taken:
             places[place] = NO_LETTER
     return [value for (row, column), letter in sorted(places.items()) for value in (row, column, letter)]
+
+
+def _cells(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[int, int]]:
+    """Return the cells that a word touches."""
+    (left, top, right, bottom), (width, height) = region.box, size
+    columns = range(int(left * side / width // CELL[1]), int(right * side / width // CELL[1]) + 1)
+    for row in range(int(top * side / height // CELL[0]), int(bottom * side / height // CELL[0]) + 1):
+        yield from ((row, column) for column in columns)
 
 
 def _letters(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[tuple[int, int], int]]:

@@ -104,7 +104,8 @@ class ConvolutionConfig(Config):
     stride: int = 1
 
     def __post_init__(self) -> None:
-        self.require(self.channels > 0 and self.stride > 0, "channels and stride must be positive")
+        values = (self.channels, self.stride, self.kernel_side)
+        self.require(min(values) > 0, f"channels, stride and kernel_side must be positive, got {values}")
         self.require(self.kernel_side % 2 == 1, f"kernel_side must be odd, got {self.kernel_side}")
 
 

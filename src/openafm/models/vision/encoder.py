@@ -108,7 +108,7 @@ class VisionEncoder(nn.Module):
         return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD)
 
     def local_states(self, pixels_BYXC: Tensor) -> Tensor:
-        """Return the outputs of the stem, which see a neighborhood of each place, x_BYXC."""
+        """Return the outputs of the stem, each of a neighborhood, x_BYXC; without a stem, the pixels."""
         x_BYXC: Tensor = self.stem(self._normalized(pixels_BYXC))
         return x_BYXC
 
@@ -135,7 +135,7 @@ class VisionEncoder(nn.Module):
         x_BYXC = self.local_states(pixels_BYXC) if config.stem else pixels_BYXC
         side = config.patch_side // config.stem_stride
         patches_BGPGPC = x_BYXC.unflatten(2, (grid, side)).unflatten(1, (grid, side))
-        # Windows are formed on the pixels, where the copy is cheapest.
+        # Windows are formed here, where the copy is cheapest.
         values_BNWE = self._windows_from_rows(patches_BGPGPC.transpose(2, 3).flatten(3))
         position_GGD = self.position_GGD if grid == len(self.position_GGD) else interpolated(self.position_GGD, grid)
         x_BNWD = self.patch(values_BNWE if config.stem else self._normalized(values_BNWE))

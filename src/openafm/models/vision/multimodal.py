@@ -18,11 +18,11 @@ from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
 def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> MultimodalDecoder:
-    """Return a decoder's weights with a fresh vision encoder and adapter."""
+    """Return a decoder's weights with a fresh vision encoder, adapter and head for letters."""
     model = config.build(seed)
     missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
     assert not unexpected
-    assert all(name.startswith(("vision.", "adapter.")) for name in missing)
+    assert all(name.startswith(("vision.", "adapter.", "letters.")) for name in missing)
     model.compute_dtype = decoder.compute_dtype
     return model
 

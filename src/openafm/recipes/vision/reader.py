@@ -47,14 +47,14 @@ def letters(size: str) -> RunConfig:
 
 @recipe("vision.transcribe", sizes=("micro", "nano"), starts_from="vision.letters")
 def transcribe(size: str) -> RunConfig:
-    """Train it to transcribe the drawings. The convolutions go on with letters."""
+    """Train a model of `vision.letters` to transcribe the drawings; its convolutions go on with letters."""
     objective, weights = ReadingConfig(stem_learns_from="letters"), {"letters": 0.2, "texts": 0.8}
     return _run("vision.transcribe", size, objective, weights, texts=("transcription",), held_out="transcription")
 
 
 @recipe("vision.reader", sizes=("micro", "nano"), starts_from="vision.transcribe")
 def reader(size: str) -> RunConfig:
-    """Train it further to answer questions about the drawings, one of them for the event of a flyer."""
+    """Train a model of `vision.transcribe` to answer questions about the drawings, one of them for the event of a flyer."""
     texts: tuple[Learned, ...] = ("transcription", "questions")
     return _run("vision.reader", size, ReadingConfig(), {"letters": 0.1, "texts": 0.9}, texts=texts, held_out="questions")
 
@@ -70,7 +70,7 @@ def _run(
 ) -> RunConfig:
     decoder, vision = replace(named_size(f"compact.{size}"), vocab_size=VOCABULARY), encoder_of(f"reader.{size}")
     learned: dict[str, tuple[Learned, ...]] = {"letters": ("letters",), "texts": texts}
-    # Letters are told by their source, so the held-out ones are a source of that name too.
+    # The objective finds letters by the name of their source.
     tested = "held_out_letters" if held_out == "letters" else "held_out"
     return RunConfig(
         recipe=name,
@@ -84,7 +84,8 @@ def _run(
             objective=replace(objective, sources=("letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
-            optimizer=AdamWConfig(learning_rate=2e-3, weight_decay=0.05),
+            # Without weight decay, a stage leaves the weights alone that it has no loss for.
+            optimizer=AdamWConfig(learning_rate=2e-3, weight_decay=0.0 if texts == () else 0.05),
             num_threads=1,
             schedule=WarmupCosine(),
             evaluation=EvaluationConfig(

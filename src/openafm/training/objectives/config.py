@@ -201,12 +201,18 @@ class ReadingConfig(ObjectiveConfig):
         return Reading(self)
 
     def check(self, trainer: TrainerConfig) -> None:
-        """Refuse a model without a head for letters."""
+        """Refuse a model without a head for letters, data without letters, and weights that are divided over processes."""
         from openafm.models.vision.multimodal_config import ReaderConfig
 
         self.require(
-            isinstance(trainer.model, ReaderConfig), f"needs a ReaderConfig as the model, got {type(trainer.model).__name__}"
+            isinstance(trainer.model, ReaderConfig),
+            f"needs a ReaderConfig as the model, got {type(trainer.model).__name__}; start from a bundle of vision.letters",
         )
+        self.require(
+            any(source.name in self.sources for source in trainer.data.sources),
+            f"no source of the run is one of letters ({', '.join(self.sources)})",
+        )
+        self.require(not trainer.parallel.divides_weights, "cannot train divided weights; use parallel.replicate alone")
 
 
 @dataclass(frozen=True, kw_only=True)

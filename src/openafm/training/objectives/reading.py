@@ -1,7 +1,6 @@
 """Reading: which letter is where in an image, beside the next token of texts.
 
-The letters teach the stem of an encoder what no caption does: each gives a gradient to one place of the image. The
-report has no such loss.
+The loss of a letter has a gradient at one place of the image, that of a caption at all. The report has no such loss.
 
 Shapes: I images, L letters of all images.
 """
@@ -25,13 +24,14 @@ from openafm.models.attention.spans import EmbeddingSpan, ImageKey, Span
 from openafm.models.decoder import Decoder
 from openafm.models.transfer import to_device
 from openafm.models.vision.config import VisionConfig
+from openafm.models.vision.letters import CELL, NUM_CLASSES
 from openafm.models.vision.reader import Reader
 from openafm.training.objectives.base import Losses, NextToken, zero_losses
 from openafm.training.objectives.config import ReadingConfig
 
 
 class LettersError(UsageError):
-    """A document of letters has no image, or numbers that are no letters."""
+    """A document of letters has no image, or numbers that are no places and classes."""
 
 
 class Reading:
@@ -41,32 +41,42 @@ class Reading:
         self._config, self._next_token = config, NextToken()
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
-        lettered = [
-            document
-            for document, origin in zip(batch.documents, batch.origins, strict=True)
-            if origin.source in self._config.sources
-        ]
-        reader = cast("Reader", model)
-        with _frozen(reader.vision.stem) if self._config.stem_learns_from == "letters" else nullcontext():
-            texts = self._next_token(model, _without(batch, lettered))
+        reader, is_frozen = cast("Reader", model), self._config.stem_learns_from == "letters"
+        lettered = self._lettered(batch)
+        other = _without(batch, lettered)
+        with _frozen(reader.vision.stem) if is_frozen else nullcontext():
+            texts = self._next_token(model, other)
         letters = _letter_losses(reader, batch, lettered)
+        # A batch without texts or letters gives zero gradients, not none: processes may have different ones.
         unused = 0 * sum(weight.sum() for weight in model.parameters()) if torch.is_grad_enabled() else 0
         return Losses(
             total=texts.total + letters.total + unused,
             count=texts.count + letters.count,
-            parts=letters.parts,
-            flops=texts.flops + letters.flops,
+            parts={**texts.parts, **letters.parts},
+            flops=texts.flops + letters.flops - (_backward_flops(reader.config.vision, other) if is_frozen else 0),
+            expert_tokens=texts.expert_tokens,
         )
+
+    def _lettered(self, batch: Batch) -> list[Span]:
+        """Return the documents of letters. Parts of a source are `source/part`; a batch without targets has no origins."""
+        return [
+            document
+            for document, origin in zip(batch.documents, batch.origins, strict=bool(batch.origins))
+            if origin.source.partition("/")[0] in self._config.sources
+        ]
 
 
 @contextmanager
 def _frozen(module: nn.Module) -> Iterator[None]:
     """Compute without gradients of a module's weights."""
-    module.requires_grad_(False)
+    learned = [weight for weight in module.parameters() if weight.requires_grad]
+    for weight in learned:
+        weight.requires_grad_(False)
     try:
         yield
     finally:
-        module.requires_grad_(True)
+        for weight in learned:
+            weight.requires_grad_(True)
 
 
 def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
@@ -79,6 +89,11 @@ def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
         if len(spans) != 1 or len(found) % 3:
             raise LettersError("a document of letters is one image and three numbers a letter; rows must hold it whole")
         if len(found):
+            side = batch.images[spans[0].image].shape[1]
+            if (found.reshape(-1, 3).max(0) >= (side // CELL[0], side // CELL[1], NUM_CLASSES)).any():
+                raise LettersError(
+                    f"a letter is outside of its image of {side} pixels, or of an unknown class; pack it again"
+                )
             numbers.append(np.insert(found.reshape(-1, 3), 0, len(images), axis=1))
             images.append(spans[0].image)
     if not images:
@@ -100,14 +115,18 @@ def _letter_flops(vision: VisionConfig, side: int) -> float:
     return vision.stem_flops(side) if vision.stem else vision.flops(side)
 
 
+def _backward_flops(vision: VisionConfig, batch: Batch) -> int:
+    """Return the operations of the stem's backward pass for the images of a batch."""
+    return round(2 * sum(len(views) * vision.stem_flops(views.shape[1]) for views in batch.images.values()))
+
+
 def _without(batch: Batch, lettered: list[Span]) -> Batch:
-    """Return a batch whose loss leaves out some documents and their images."""
+    """Return the rows of a batch that have other targets than letters, without the images of letters."""
     loss_mask_BS = batch.loss_mask_BS.copy()
     for document in lettered:
         loss_mask_BS[document.row, document.start : document.stop] = False
     spans = tuple(span for span in batch.embedding_spans if not any(_is_in(span, document) for document in lettered))
-    images = {span.image: batch.images[span.image] for span in spans}
-    return replace(batch, loss_mask_BS=loss_mask_BS, embedding_spans=spans, images=images)
+    return replace(batch, loss_mask_BS=loss_mask_BS, embedding_spans=spans).select(np.flatnonzero(loss_mask_BS.any(1)))
 
 
 def _is_in(span: EmbeddingSpan, document: Span) -> bool:
