@@ -1,20 +1,21 @@
-"""Letters that an encoder names by place on held-out flyers and signs, after equal CPU time.
+"""Letters that an encoder names by place on held-out flyers and signs, after equal time on one core.
 
-    convolutions    `reader.nano`: four convolutions before the patch embedding
-    patches         the same encoder with a linear patch embedding, as in the report
+    convolutions    the convolutions of `reader.nano`, without its transformer layers
+    patches         an encoder with the same layers and a linear patch embedding, as in the report
 
 Both train by the recipe `vision.letters` on the same English drawings. `letters_...` is the share of the letters of held-out
 drawings whose class is right; fonts, designs and camera conditions of these are not in training.
 
     python benchmarks/letters.py [--minutes M] [--train FOLDER --held-out FOLDER] [--bundle NAME] [--quick] [--json]
 
-`--train` and `--held-out` are image corpora, drawn before; `--bundle` scores a bundle of
-`vision.letters` and trains nothing.
-A full run (12 minutes of drawing, then 8 of each encoder) writes docs/benchmarks/letters.json.
+`--train` and `--held-out` are image corpora, drawn before; `--bundle` scores a bundle of `vision.letters` and trains
+nothing. Give the benchmark a core of its own. A full run (12 minutes of drawing, then 8 of each encoder) writes
+docs/benchmarks/letters.json.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def letters_read(bundle: Bundle, corpus: ImageCorpus) -> tuple[float, int]:
         logits_LK = model.letter_logits(view_1YXC, torch.zeros_like(row_L), row_L, column_L)
         num_right += int((logits_LK.argmax(-1) == letter_L).sum())
         num_letters += len(letter_L)
-    return num_right / num_letters, num_letters
+    return num_right / max(num_letters, 1), num_letters
 
 
 def measure(folder: Path, size: str, train: Path, held_out: Path, minutes: float | None) -> dict[str, Any]:
@@ -95,20 +96,13 @@ def measure(folder: Path, size: str, train: Path, held_out: Path, minutes: float
         bundle = trained(run, folder / name, name)
         seconds[name] = process_time() - start
         shares[name], num_letters = letters_read(bundle, open_image_corpus(held_out))
-    return report(
-        {
-            "minutes": minutes,
-            "letters": num_letters,
-            "parameters": {name: vision.num_parameters() for name, vision in encoders.items()},
-        },
-        {f"letters_{name}": round(share, 4) for name, share in shares.items()}
+    return {
+        "benchmark": "letters",
+        "peer": "the same layers with a linear patch embedding",
+        "setting": {"minutes": minutes, "letters": num_letters},
+        "figures": {f"letters_{name}": round(share, 4) for name, share in shares.items()}
         | {f"cpu_s_{name}": round(value) for name, value in seconds.items()},
-    )
-
-
-def report(setting: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    peer = "the same encoder with a linear patch embedding"
-    return {"benchmark": "letters", "peer": peer, "setting": setting, "figures": figures}
+    }
 
 
 def main() -> None:
@@ -119,11 +113,13 @@ def main() -> None:
     parser.add_argument("--bundle", help="score this bundle only")
     options = parser.parse_args()
     bundle = None if options.bundle is None else open_bundle(options.bundle)
+    if bundle is not None and not isinstance(bundle.config, ReaderConfig):
+        parser.error(f"{options.bundle} classifies no letters; name a bundle of vision.letters")
     with home() as folder:
         held_out = options.held_out or draw(folder, KINDS, 6 if options.quick else 150, "held_out")
         if bundle is not None:
             share, num_letters = letters_read(bundle, open_image_corpus(held_out))
-            print(report({"bundle": bundle.name, "letters": num_letters}, {"letters_bundle": round(share, 4)}))
+            print(json.dumps({"bundle": bundle.name, "letters": num_letters, "letters_bundle": round(share, 4)}))
             return
         train = options.train or draw(folder, KINDS, 12 if options.quick else 3_000, "train")
         size, minutes = ("micro", None) if options.quick else ("nano", options.minutes)
