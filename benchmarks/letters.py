@@ -1,7 +1,7 @@
 """Letters that an encoder names by place on held-out flyers and signs, after equal time on one core.
 
     convolutions    the convolutions of `reader.nano`, without its transformer layers
-    patches         an encoder with the same layers and a linear patch embedding, as in the report
+    patches         the transformer layers of `reader.nano` after a linear patch embedding, as in the report
 
 Both train by the recipe `vision.letters` on the same English drawings. `letters_...` is the share of the letters of held-out
 drawings whose class is right; fonts, designs and camera conditions of these are not in training.
@@ -98,7 +98,7 @@ def measure(folder: Path, size: str, train: Path, held_out: Path, minutes: float
         shares[name], num_letters = letters_read(bundle, open_image_corpus(held_out))
     return {
         "benchmark": "letters",
-        "peer": "the same layers with a linear patch embedding",
+        "peer": "transformer layers after a linear patch embedding",
         "setting": {"minutes": minutes, "letters": num_letters},
         "figures": {f"letters_{name}": round(share, 4) for name, share in shares.items()}
         | {f"cpu_s_{name}": round(value) for name, value in seconds.items()},

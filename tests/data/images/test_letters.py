@@ -61,6 +61,15 @@ def test_words_without_room_and_other_regions_are_left_out() -> None:
     assert not has_words(document_of(title))
 
 
+def test_cells_without_a_letter_are_outside_of_all_words() -> None:
+    lines = [Region(label="abcdefghijklmnopqrstuvwxyz", box=(0, top, 100, top + 4), kind="word") for top in range(0, 20, 4)]
+    crowded = Region(label="w" * 200, box=(0, 60, 100, 100), kind="word")  # too many letters for its cells
+    tokens = letter_tokens(document_of(*lines, crowded), (100, 100), 448)
+    empty = [row * CELL[0] / 4.48 for row, _, letter in triples(tokens) if letter == NO_LETTER]
+    assert len(empty) > 5
+    assert all(20 < top < 60 for top in empty)
+
+
 def test_classes() -> None:
     assert [class_of(letter) for letter in "!A~é好"] == [1, ord("A") - ord("!") + 1, 94, class_of("e"), OTHER]
     assert NUM_CLASSES == 96
@@ -74,7 +83,7 @@ def test_many_letters_are_sampled() -> None:
 
 
 def test_letters_of_a_drawing_are_where_its_ink_is() -> None:
-    """Moved by two cells in any direction, the windows around letters vary less in brightness."""
+    """Two rows or 40 columns away, cells vary less in brightness than those of letters."""
     images = pytest.importorskip("PIL.Image")
     generator, side = generator_config("flyers").build(), 448
     shifts = [(0, 0), (2, 0), (-2, 0), (0, 40), (0, -40)]

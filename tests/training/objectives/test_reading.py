@@ -115,6 +115,7 @@ def test_a_stem_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
     both = objective(model, batch_of(LETTERS, with_text=True))
     expected = Reading(ReadingConfig())(model, batch_of(LETTERS, with_text=True))
     assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
+    assert expected.flops - both.flops == 2 * model.config.vision.stem_flops(32)
     both.total.backward()
     gradients = [weight.grad for weight in model.vision.stem.parameters()]
     assert all(grad is not None and grad.any() for grad in gradients)
@@ -162,7 +163,7 @@ def test_damaged_documents_are_refused(damage: str) -> None:
 
 @pytest.mark.parametrize("letter", [(4, 0, 1), (0, 8, 1), (0, 0, 96)])
 def test_letters_out_of_range_are_refused(letter: tuple[int, int, int]) -> None:
-    with pytest.raises(LettersError, match="outside of its image of 32 pixels, or of an unknown class"):
+    with pytest.raises(LettersError, match="a view of 32 pixels has 4 rows, 8 columns and 96 classes"):
         Reading(ReadingConfig())(reader_config().build(), batch_of([[letter]], with_text=False))
 
 

@@ -80,7 +80,8 @@ class ImagePackConfig(Config):
         self.require(0 <= self.held_out < 1, f"held_out is a share from 0 to below 1, got {self.held_out}")
         self.require(self.tokens_per_shard > 0, f"tokens_per_shard must be at least 1, got {self.tokens_per_shard}")
         self.require(
-            self.mode != "drawn" or "letters" not in self.learn, "letters need one mode for all images; set mode to balanced"
+            self.mode != "drawn" or "letters" not in self.learn,
+            "letters need one mode for all images; set mode to rapid, balanced or high",
         )
         self.require(len(self.learn) > 0, "learn must name at least one of " + ", ".join(get_args(Learned)))
 

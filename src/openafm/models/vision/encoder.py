@@ -108,7 +108,7 @@ class VisionEncoder(nn.Module):
         return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD)
 
     def local_states(self, pixels_BYXC: Tensor) -> Tensor:
-        """Return the outputs of the stem, each of a neighborhood, x_BYXC; without a stem, the pixels."""
+        """Return the outputs of the stem, each of a neighborhood, x_BYXC; without a stem, the normalized pixels."""
         x_BYXC: Tensor = self.stem(self._normalized(pixels_BYXC))
         return x_BYXC
 

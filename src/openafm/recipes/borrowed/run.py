@@ -141,7 +141,9 @@ def first_model(config: BorrowedConfig, vocab_size: int) -> DecoderConfig:
             )
         return replace(first, vocab_size=vocab_size)
     if isinstance(first, ClipConfig):
-        raise UsageError(f"{next(iter(config.stages))} trains no decoder; start with another stage, as vision.letters")
+        raise UsageError(
+            f"{next(iter(config.stages))} trains no decoder; start with a stage whose model has one, as vision.letters"
+        )
     return replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=vocab_size)
 
 

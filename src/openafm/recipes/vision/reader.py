@@ -1,8 +1,8 @@
 """A compact decoder with vision that reads flyers into events: it learns letters, then to transcribe, then to answer.
 
 The report has no such stages. They are the one narrow skill that a model of this size may learn: `benchmarks/flyers.py`
-compares it with tesseract and regular expressions. The encoder has convolutions before its patches and keeps 2 x 2 patches
-in an image token; the vocabulary is small, so that texts are spelled.
+compares it with tesseract and regular expressions. The encoder has convolutions before its patches and joins 2 x 2 patches
+(micro 3 x 3) in an image token; the vocabulary is small, so that texts are spelled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Reading: which letter is where in an image, beside the next token of texts.
 
-The loss of a letter has a gradient at one place of the image, that of a caption at all. The report has no such loss.
+The loss of a letter has a gradient at one place of the image. The report has no such loss.
 
-Shapes: I images, L letters of all images.
+Shapes: I images, L letters of all images or of one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from openafm.training.objectives.config import ReadingConfig
 
 
 class LettersError(UsageError):
-    """A document of letters has no image, or numbers that are no places and classes."""
+    """A document of letters has no image, or a place or class out of range."""
 
 
 class Reading:
@@ -87,13 +87,12 @@ def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
         spans = [span for span in batch.embedding_spans if _is_in(span, document)]
         found = batch.targets_BS[document.row, places][batch.loss_mask_BS[document.row, places]]
         if len(spans) != 1 or len(found) % 3:
-            raise LettersError("a document of letters is one image and three numbers a letter; rows must hold it whole")
+            raise LettersError(
+                f"a document of letters has {len(spans)} images and {len(found)} numbers in a row; expected one image and "
+                "three numbers a letter; use rows that hold whole documents"
+            )
         if len(found):
-            side = batch.images[spans[0].image].shape[1]
-            if (found.reshape(-1, 3).max(0) >= (side // CELL[0], side // CELL[1], NUM_CLASSES)).any():
-                raise LettersError(
-                    f"a letter is outside of its image of {side} pixels, or of an unknown class; pack it again"
-                )
+            _check_range(found.reshape(-1, 3), batch.images[spans[0].image].shape[1])
             numbers.append(np.insert(found.reshape(-1, 3), 0, len(images), axis=1))
             images.append(spans[0].image)
     if not images:
@@ -109,6 +108,16 @@ def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
         parts={"letters": num_right},
         flops=round(3 * len(images) * _letter_flops(model.config.vision, pixels_IYXC.shape[1])),
     )
+
+
+def _check_range(letters_L3: npt.NDArray[np.int64], side: int) -> None:
+    limits = (side // CELL[0], side // CELL[1], NUM_CLASSES)
+    highest = letters_L3.max(0)
+    if (highest >= limits).any():
+        raise LettersError(
+            "the highest row, column and class of letters are {}, {} and {}; a view of {} pixels has {} rows, {} columns "
+            "and {} classes; pack the images at the model's resolution".format(*highest.tolist(), side, *limits)
+        )
 
 
 def _letter_flops(vision: VisionConfig, side: int) -> float:
