@@ -14,7 +14,7 @@ Contestants read the same English flyers. A field is right if it equals the trut
     python benchmarks/flyers.py [--bundle NAME] [--count N] [--quick] [--json]
 
 `--bundle` is a multimodal bundle; by default one is trained first by `vision.letters`, `.transcribe` and `.reader`.
-A full run (3,000 steps, about 12 hours on one core, and 2 s a flyer) writes docs/benchmarks/flyers.json.
+A full run (3,000 steps, hours on one core, and 2 s a flyer) writes docs/benchmarks/flyers.json.
 """
 
 from __future__ import annotations

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from tiny_bundles import write_multimodal_bundle
 
 from openafm.bundle import Bundle, open_bundle
+from openafm.core.errors import UsageError
 from openafm.data.drawing.corpus import draw_document
 from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig, ReaderConfig
 from openafm.recipes.catalog import build_run
@@ -113,6 +115,12 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
     kinds = {question.kind for each in drawn for question in each.questions}
     assert {"ground.box", "refer.box", "refer.point", "refer.mark", "absent", "compare", "counting"} <= kinds
     assert {len(each.images) for each in drawn} == {1, 2}
+
+
+def test_a_model_with_vision_but_without_letters_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+    seeing = write_multimodal_bundle(tmp_path / "seeing").path
+    with pytest.raises(UsageError, match="seeing has vision without a head for letters"):
+        prepare_run("vision.transcribe", "micro", start=str(seeing))
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from openafm.models.vision.multimodal_config import ClipConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import open_processes
-from openafm.training.objectives.config import ContrastiveConfig
+from openafm.training.objectives.config import ContrastiveConfig, ObjectiveConfig
 
 IMAGE_TOKENS, TEXT_TOKENS = 1, 4
 LENGTH = IMAGE_TOKENS + TEXT_TOKENS
@@ -62,22 +62,26 @@ def batch_of(pairs: Iterable[int]) -> Batch:
     )
 
 
-def main(shares: str) -> None:
+def one_step(config: DecoderConfig, objective: ObjectiveConfig, batch: Batch) -> dict[str, object]:
+    """Return the loss and the norms of the gradients of a step over all processes, of which this one has `batch`."""
     torch.set_num_threads(1)
-    counts = [int(share) for share in shares.split(",")]
-    rank = int(os.environ.get("RANK", "0"))
-    first = sum(counts[:rank])
-    config = clip_config()
     with open_processes() as processes:
         parallelism = Parallelism(ParallelConfig(), config, processes)
         model = config.build(seed=0)
         parallelism.apply(model, "cpu")
-        losses = parallelism.losses(ContrastiveConfig().build(), model, batch_of(range(first, first + counts[rank])))
+        losses = parallelism.losses(objective.build(), model, batch)
         losses.total.backward()
         parallelism.reduce_gradients()
         total = parallelism.sum_over_data(losses.total.detach())
     gradients = {name: float(p.grad.norm()) for name, p in model.named_parameters() if p.grad is not None}
-    print(json.dumps({"loss": float(total), "gradients": gradients}))
+    return {"loss": float(total), "gradients": gradients}
+
+
+def main(shares: str) -> None:
+    counts = [int(share) for share in shares.split(",")]
+    rank = int(os.environ.get("RANK", "0"))
+    first = sum(counts[:rank])
+    print(json.dumps(one_step(clip_config(), ContrastiveConfig(), batch_of(range(first, first + counts[rank])))))
 
 
 if __name__ == "__main__":

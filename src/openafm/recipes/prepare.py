@@ -10,10 +10,11 @@ from openafm.bundle import Bundle, open_bundle
 from openafm.bundle.store import bundle_place
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import override
+from openafm.core.errors import UsageError
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.initialization.upcycling_config import upcycled_config
 from openafm.models.reward_config import RewardModelConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
 from openafm.recipes.sources.data_config import DataConfig
@@ -85,6 +86,8 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
         )
     model, wanted = bundle.config, config.trainer.model
     if isinstance(wanted, MultimodalConfig):
+        if isinstance(wanted, ReaderConfig) and isinstance(model, MultimodalConfig) and not isinstance(model, ReaderConfig):
+            raise UsageError(f"{bundle.name} has vision without a head for letters; start from a bundle of vision.letters")
         if isinstance(model, MultimodalConfig):
             model = replace(model, modes=wanted.modes)
         else:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from openafm.core.config import ConfigError
-from openafm.models.vision.config import ConvolutionConfig
+from openafm.models.vision.config import ConvolutionConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.sizes import encoder_of
 from openafm.models.vision.stem import Stem
 
@@ -18,7 +18,10 @@ EPS = 1e-6
 
 def test_a_stem_equals_convolution_gelu_and_norm() -> None:
     configs = (ConvolutionConfig(channels=6, kernel_side=5, stride=2), ConvolutionConfig(channels=4))
-    stem, generator = Stem(configs, EPS), torch.Generator().manual_seed(0)
+    vision = VisionConfig(
+        image_side=12, patch_side=2, dim=4, layers=(VisionLayerConfig(num_heads=1, mlp_dim=4),), stem=configs
+    )
+    stem, generator = Stem(vision), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in stem.parameters():
             weight.normal_(std=0.3, generator=generator)

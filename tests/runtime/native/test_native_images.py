@@ -95,6 +95,14 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
+def test_convolutions_that_their_weights_do_not_fit_are_refused_before_they_take_memory() -> None:
+    config = seeing(replace(VISION, stem=STEM))
+    tensors = {name: weight.detach().numpy() for name, weight in config.build(seed=5).state_dict().items()}
+    hostile = replace(VISION, stem=(STEM[0], replace(STEM[1], kernel_side=99_999)))
+    with pytest.raises(ValueError, match=r"convolutions\.1\.product\.weight has the shape \(12, 72\), expected \(12, 7999"):
+        VisionTower(seeing(hostile), tensors)
+
+
 def parts_of(weights: dict[str, np.ndarray], num_threads: int, kernels: str) -> TowerParts:
     return TowerParts({name: each.copy() for name, each in weights.items()}, num_threads, kernels)
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import run_ranks
 from tiny_contrastive import batch_of, clip_config
 from torch import Tensor
 
@@ -22,8 +15,6 @@ from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.vision.clip import contrastive_loss, sigmoid_loss
 from openafm.training.objectives.config import ContrastiveConfig, SigmoidContrastiveConfig
 from openafm.training.objectives.contrastive import Contrastive, PairsError
-
-HERE = Path(__file__).parents[1]
 
 
 def vectors() -> tuple[Tensor, Tensor]:
@@ -136,37 +127,13 @@ def test_the_last_steps_and_evaluation_encode_all_patches() -> None:
     torch.testing.assert_close(unmasked.total, ContrastiveConfig().build()(model, batch).total)
 
 
-def run(world: int, shares: str) -> dict[str, Any]:
-    """Compute one step over `world` processes and return what the first one prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(world)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "tiny_contrastive.py"), shares],
-            env={**os.environ, **(shared if world > 1 else {}), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert all(process.returncode == 0 for process in processes)
-    result: dict[str, Any] = json.loads(outputs[0].splitlines()[-1])
-    return result
-
-
 @pytest.mark.slow
 @pytest.mark.xdist_group("parallel")
 @pytest.mark.parametrize(
     "shares", [pytest.param("3,3", marks=pytest.mark.slow), "5,1", pytest.param("6,0", marks=pytest.mark.slow)]
 )
 def test_two_processes_equal_one(shares: str) -> None:
-    one, two = (run(world, parts) for world, parts in ((1, "6"), (2, shares)))
+    one, two = (run_ranks("tiny_contrastive.py", world, parts) for world, parts in ((1, "6"), (2, shares)))
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
     assert two["gradients"].keys() == one["gradients"].keys()
     for name, norm in one["gradients"].items():

@@ -8,63 +8,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_contrastive import clip_config
+from processes import run_ranks
+from tiny_reading import LETTERS, STEM, TEXT, batch_of, reader_config
 
 from openafm.core.config import ConfigError
-from openafm.data.loading.batch import Batch, Origin
-from openafm.models.attention.spans import EmbeddingSpan, Span
-from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import ConvolutionConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
-from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.reader import Reader
 from openafm.recipes.catalog import build_run
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import ReadingConfig
 from openafm.training.objectives.reading import LettersError, Reading
-
-LETTERS = [[(0, 0, 5), (1, 7, 95), (3, 3, 0)], [(2, 5, 12)]]
-"""Row, column and class of the letters of two images of 4 x 8 cells."""
-TEXT = (3, 9, 14, 2)
-IMAGE_TOKENS = 1
-
-
-STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, stride=2))
-
-
-def reader_config(stem: tuple[ConvolutionConfig, ...] = STEM) -> ReaderConfig:
-    towers = clip_config()
-    decoder = DecoderConfig(vocab_size=100, dim=towers.dim, layers=towers.layers, context_length=64)
-    vision = replace(towers.vision, image_side=32, patch_side=16, stem=stem)
-    return ReaderConfig.of(decoder, vision, PixelShuffleAdapterConfig(factor=2))
-
-
-def batch_of(letters: list[list[tuple[int, int, int]]], with_text: bool) -> Batch:
-    """Return a row with a document of letters for each list, and one of an image and a text."""
-    numbers = [[value for each in places for value in each] for places in letters]
-    documents: list[tuple[str, list[int]]] = [("letters", each) for each in numbers]
-    documents += [("texts", list(TEXT))] if with_text else []
-    tokens, targets, mask, spans, places, images = [], [], [], [], [], {}
-    for index, (_, found) in enumerate(documents):
-        start = len(tokens)
-        span = EmbeddingSpan(0, start, start + IMAGE_TOKENS, f"{len(found):02}{index}")
-        row = [0] * IMAGE_TOKENS + found
-        tokens += row
-        targets += [*row[1:], 0]
-        mask += [False] * (IMAGE_TOKENS - 1) + [True] * len(found) + [False]
-        spans.append(span)
-        places.append(Span(0, start, len(tokens)))
-        images[span.image] = np.random.default_rng(len(found)).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
-    return Batch(
-        tokens_BS=np.array([tokens]),
-        targets_BS=np.array([targets]),
-        loss_mask_BS=np.array([mask]),
-        documents=tuple(places),
-        origins=tuple(Origin(name, 0, 0, 1) for name, _ in documents),
-        embedding_spans=tuple(spans),
-        images=images,
-    )
 
 
 @pytest.mark.parametrize("stem", [STEM, ()])
@@ -139,6 +94,29 @@ def test_a_batch_without_targets_and_a_part_of_a_source() -> None:
     batch = batch_of(LETTERS, with_text=False)
     parts = replace(batch, origins=tuple(origin._replace(source="letters/en") for origin in batch.origins))
     assert objective(model, parts).total.item() == objective(model, batch).total.item()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("parallel")
+@pytest.mark.parametrize("parts", ["letters,texts", "texts,letters", "both,nothing"])
+def test_two_processes_equal_one(parts: str) -> None:
+    one, two = run_ranks("tiny_reading.py", 1, "both"), run_ranks("tiny_reading.py", 2, parts)
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert two["gradients"].keys() == one["gradients"].keys()
+    for name, norm in one["gradients"].items():
+        assert two["gradients"][name] == pytest.approx(norm, rel=1e-4, abs=1e-6), name
+
+
+def test_letters_in_bf16() -> None:
+    model, batch = reader_config().build(seed=1), batch_of(LETTERS, with_text=True)
+    exact = Reading(ReadingConfig())(model, batch)
+    model.compute_dtype = torch.bfloat16
+    rounded = Reading(ReadingConfig())(model, batch)
+    assert rounded.total.dtype == torch.float32
+    assert rounded.total.item() == pytest.approx(exact.total.item(), rel=0.02)
+    assert rounded.total.item() != exact.total.item()
+    rounded.total.backward()
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in model.parameters())
 
 
 def test_frozen_weights_stay_frozen() -> None:

@@ -160,6 +160,12 @@ class VisionConfig(Config):
         return math.prod(each.stride for each in self.stem)
 
     @property
+    def stem_inputs(self) -> tuple[int, ...]:
+        """Inputs of one output of each convolution of the stem: the taps of its kernel times the channels before it."""
+        channels = (3, *(each.channels for each in self.stem))
+        return tuple(each.kernel_side**2 * before for each, before in zip(self.stem, channels, strict=False))
+
+    @property
     def patch_inputs(self) -> int:
         """Inputs of the patch embedding."""
         channels = self.stem[-1].channels if self.stem else 3
@@ -187,10 +193,19 @@ class VisionConfig(Config):
 
     def num_parameters(self) -> int:
         """Return the number of weights."""
-        patches = (self.patch_inputs + 1) * self.dim + self._stem_parameters()
+        stem = sum((inputs + 3) * each.channels for each, inputs in zip(self.stem, self.stem_inputs, strict=True))
+        patches = (self.patch_inputs + 1) * self.dim + stem
         positions = (self.grid_side(self.image_side) ** 2 + self.num_registers) * self.dim
         layers = sum(layer.num_parameters(self.dim) for layer in self.layers)
         return patches + positions + layers + (2 * self.dim if self.final_norm else 0)
+
+    def stem_flops(self, image_side: int) -> float:
+        """Return the operations of the stem's forward pass of an image."""
+        total, side = 0.0, image_side
+        for each, inputs in zip(self.stem, self.stem_inputs, strict=True):
+            side //= each.stride
+            total += 2.0 * side**2 * each.channels * inputs
+        return total
 
     def flops(self, image_side: int, kept: float = 1.0) -> float:
         """Return the operations of the forward pass of an image, of which a share `kept` of the patches is encoded."""
@@ -208,20 +223,6 @@ class VisionConfig(Config):
         from openafm.models.vision.encoder import VisionEncoder
 
         return VisionEncoder(self, seed)
-
-    def _stem_parameters(self) -> int:
-        inputs = (3, *(each.channels for each in self.stem))
-        taps = (each.kernel_side**2 * channels for each, channels in zip(self.stem, inputs, strict=False))
-        return sum((num_taps + 3) * each.channels for each, num_taps in zip(self.stem, taps, strict=True))
-
-    def stem_flops(self, image_side: int) -> float:
-        """Return the operations of the stem's forward pass of an image."""
-        total, channels, side = 0.0, 3, image_side
-        for each in self.stem:
-            side //= each.stride
-            total += 2.0 * side**2 * each.channels * each.kernel_side**2 * channels
-            channels = each.channels
-        return total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ class VisionEncoder(nn.Module):
         self.config = config
         self.compute_dtype = torch.float32
         grid = config.grid_side(config.image_side)
-        self.stem = Stem(config.stem, config.norm_eps)
+        self.stem = Stem(config)
         self.patch = Linear(config.patch_inputs, config.dim, bias=True)
         self.position_GGD = nn.Parameter(torch.empty(grid, grid, config.dim))
         self.registers_RD = nn.Parameter(torch.empty(config.num_registers, config.dim))

@@ -18,7 +18,7 @@ from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
 def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> MultimodalDecoder:
-    """Return a decoder's weights with a fresh vision encoder, adapter and head for letters."""
+    """Return a decoder's weights with a fresh vision encoder and adapter, and head for letters if the config has one."""
     model = config.build(seed)
     missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
     assert not unexpected

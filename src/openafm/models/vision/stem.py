@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openafm.models.layers import Linear
-from openafm.models.vision.config import ConvolutionConfig
+from openafm.models.vision.config import ConvolutionConfig, VisionConfig
 from openafm.models.vision.layer_norm import LayerNorm
 
 
 class Convolution(nn.Module):
     """See `ConvolutionConfig`. The weight is a matrix [O, K * K * C], as compression and engines expect it."""
 
-    def __init__(self, config: ConvolutionConfig, in_channels: int, eps: float) -> None:
+    def __init__(self, config: ConvolutionConfig, num_inputs: int, eps: float) -> None:
         super().__init__()
         self.config = config
-        self.product = Linear(config.kernel_side**2 * in_channels, config.channels, bias=True)
+        self.product = Linear(num_inputs, config.channels, bias=True)
         self.norm = LayerNorm(config.channels, eps)
 
     def forward(self, x_BYXC: Tensor) -> Tensor:
@@ -46,13 +46,13 @@ class Convolution(nn.Module):
 
 
 class Stem(nn.Module):
-    """Convolutions one after the other."""
+    """The convolutions of an encoder, one after the other."""
 
-    def __init__(self, configs: tuple[ConvolutionConfig, ...], eps: float) -> None:
+    def __init__(self, vision: VisionConfig) -> None:
         super().__init__()
-        channels = (3, *(config.channels for config in configs))
         self.convolutions = nn.ModuleList(
-            Convolution(config, in_channels, eps) for config, in_channels in zip(configs, channels, strict=False)
+            Convolution(config, num_inputs, vision.norm_eps)
+            for config, num_inputs in zip(vision.stem, vision.stem_inputs, strict=True)
         )
 
     def forward(self, x_BYXC: Tensor) -> Tensor:

@@ -109,10 +109,15 @@ def check_size(files: Mapping[str, int]) -> None:
 
 def score_models(trained: TrainedStages, num_examples: int) -> ModelScores:
     """Return held-out scores of the models. Scores are cached in runs/ship/scores.json by model and examples."""
+    examples = _digest([(name, task.examples(num_examples, None)) for name, task in held_out.TASKS.items()])
+
+    def scores(title: str, bundle: Bundle) -> HeldOutScores:
+        return _cached_scores(title, bundle, num_examples, examples)
+
     return ModelScores(
-        shipped=_cached_scores("the shipped model", trained.best, num_examples),
-        without_adapter=_cached_scores("the shipped model without its adapter", trained.compressed, num_examples),
-        uncompressed=_cached_scores("the uncompressed model", trained.uncompressed, num_examples),
+        shipped=scores("the shipped model", trained.best),
+        without_adapter=scores("the shipped model without its adapter", trained.compressed),
+        uncompressed=scores("the uncompressed model", trained.uncompressed),
     )
 
 
@@ -132,9 +137,9 @@ def sample_fresh(bundle: Bundle, natural: Path | None) -> list[FreshSample]:
     return fresh_samples(fresh_cases(natural), SAMPLED, model_answer(SystemLanguageModel(bundle=bundle.path)))
 
 
-def _cached_scores(title: str, bundle: Bundle, num_examples: int) -> HeldOutScores:
-    examples = [(name, task.examples(num_examples, None)) for name, task in held_out.TASKS.items()]
-    scores = _Scores(f"{bundle.identity} {_digest(examples)}")
+def _cached_scores(title: str, bundle: Bundle, num_examples: int, examples: str) -> HeldOutScores:
+    """Return the scores of a bundle; `examples` is the digest of the examples."""
+    scores = _Scores(f"{bundle.identity} {examples}")
     if (known := scores.known()) is None:
         with progress(f"scoring {title}", num_examples * len(held_out.TASKS)) as bar:
             model = SystemLanguageModel(bundle=bundle.path)

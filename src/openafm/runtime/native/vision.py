@@ -87,6 +87,7 @@ class VisionTower:
             for name, tensor in tensors.items()
             if name.startswith(("vision.", "adapter."))
         }
+        self._check_stem()
         self._fold_normalization()
         self._fold_layer_scales()
         self._parts = TowerParts(self._weights, num_threads, kernels)
@@ -123,6 +124,17 @@ class VisionTower:
         )
         x_YXM = self._parts.linear("adapter.projection", x_TD[num_registers:]).reshape(grid, grid, -1)
         return self._pooled(x_YXM, tokens_side)
+
+    def _check_stem(self) -> None:
+        """Check the matrices of the convolutions before memory is taken for their inputs.
+
+        Raises:
+            ValueError, KeyError: a matrix has another shape than the config gives it, or is missing.
+        """
+        for index, (convolution, num_inputs) in enumerate(zip(self._vision.stem, self._vision.stem_inputs, strict=True)):
+            name, expected = f"vision.stem.convolutions.{index}.product.weight", (convolution.channels, num_inputs)
+            if self._weights[name].shape != expected:
+                raise ValueError(f"{name} has the shape {self._weights[name].shape}, expected {expected}")
 
     def _fold_normalization(self) -> None:
         """Make the first product one of pixels from 0 to 255: (p / 255 - mean) / std is a factor and an offset."""

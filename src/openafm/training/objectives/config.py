@@ -194,7 +194,7 @@ class ReadingConfig(ObjectiveConfig):
 
     sources: tuple[str, ...] = ("letters",)
     """Names without their parts: `letters` also stands for `letters/en`."""
-    stem_learns_from: Literal["letters", "letters and texts"] = "letters and texts"
+    stem_learns_from: Literal["letters", "everything"] = "everything"
 
     def __post_init__(self) -> None:
         self.require(not any("/" in name for name in self.sources), f"sources are names without a part, got {self.sources}")
