@@ -39,7 +39,7 @@ from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.native.support import unsupported
-from openafm.runtime.native.vision import VisionTower, interpolated
+from openafm.runtime.native.vision import VisionTower, interpolated, neighborhoods
 from openafm.runtime.native.vision_parts import TowerParts
 
 VISION = windowed_encoder(
@@ -93,6 +93,24 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
     found = tower.encode(views(2, side), 4)
     assert found.dtype == np.float32
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("side", "kernel_side", "stride"), [(9, 3, 1), (9, 5, 2), (16, 7, 4), (10, 1, 3)])
+def test_inputs_of_convolutions_equal_torch(
+    side: int, kernel_side: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.rand(2, side, side, 5, generator=torch.Generator().manual_seed(side))
+    margin, border = kernel_side // 2, np.arange(5, dtype=np.float32)
+    padded = torch.from_numpy(border).expand(2, side + 2 * margin, side + 2 * margin, 5).clone()
+    padded[:, margin : margin + side, margin : margin + side] = x
+    columns = torch.nn.functional.unfold(padded.permute(0, 3, 1, 2), kernel_side, stride=stride)  # [V, C * K * K, P]
+    expected = columns.unflatten(1, (5, -1)).permute(0, 3, 2, 1).flatten(2)
+    for num_bytes in (1, 10**6):
+        monkeypatch.setattr("openafm.runtime.native.vision.NEIGHBORHOOD_BYTES", num_bytes)
+        parts = list(neighborhoods(x.numpy(), kernel_side, stride, border))
+        assert (len(parts) > 1) == (num_bytes == 1)
+        found = np.concatenate(parts, axis=1)
+        assert np.array_equal(found.reshape(2, -1, found.shape[-1]), expected.numpy())
 
 
 def test_convolutions_that_their_weights_do_not_fit_are_refused_before_they_take_memory() -> None:

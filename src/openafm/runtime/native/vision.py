@@ -1,17 +1,19 @@
 """The vision encoder and the adapter of a bundle on the native kernels: the same function as `models/vision`, without torch.
 
 Shapes: V views, Y and X pixels or patches of a side, N windows of W patches, R registers, T tokens of a view, S tokens that
-attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L tokens of the decoder, M its dim.
+attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L tokens of the decoder, M its dim,
+K taps of a side of a convolution, I its inputs for one output, O its outputs.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
@@ -29,6 +31,8 @@ from openafm.models.vision.pooling import pooling_of_taps
 from openafm.runtime.native.vision_parts import TowerParts, Weights
 
 Floats = NDArray[np.float32]
+NEIGHBORHOOD_BYTES = 500_000
+"""Inputs of a convolution that are made at once: they stay in the cache until they are multiplied."""
 _CUBIC = -0.75  # the coefficient of torch's bicubic interpolation
 
 
@@ -176,10 +180,15 @@ class VisionTower:
         border_C = 255 * np.array(self._vision.pixel_mean, np.float32)  # zero in units of standard deviations
         for index, convolution in enumerate(self._vision.stem):
             name = f"vision.stem.convolutions.{index}"
-            taps_VYXI = neighborhoods(x_VYXC, convolution.kernel_side, convolution.stride, border_C)
-            y_VYXR = self._parts.linear(f"{name}.product", taps_VYXI, has_gelu=True)
-            rows_PR = self._parts.norm(f"{name}.norm", self._vision.norm_eps, y_VYXR.reshape(-1, convolution.channels))
-            x_VYXC, border_C = rows_PR.reshape(y_VYXR.shape), np.zeros(convolution.channels, np.float32)
+            y_VYXO = np.concatenate(
+                [
+                    self._parts.linear(f"{name}.product", taps_VYXI, has_gelu=True)
+                    for taps_VYXI in neighborhoods(x_VYXC, convolution.kernel_side, convolution.stride, border_C)
+                ],
+                axis=1,
+            )
+            rows_PO = self._parts.norm(f"{name}.norm", self._vision.norm_eps, y_VYXO.reshape(-1, convolution.channels))
+            x_VYXC, border_C = rows_PO.reshape(y_VYXO.shape), np.zeros(convolution.channels, np.float32)
         return x_VYXC
 
     def _windows_from_rows(self, x_VYXE: NDArray[Any]) -> NDArray[Any]:
@@ -232,19 +241,23 @@ class VisionTower:
         return self._parts.linear("adapter.convolution.taps", x_TKSJM.swapaxes(1, 2).reshape(tokens_side**2, -1))
 
 
-def neighborhoods(x_VYXC: NDArray[Any], kernel_side: int, stride: int, border_C: Floats) -> Floats:
-    """Return the inputs of a convolution at each of its outputs, [V, Y, X, K * K * C]; beyond the image, the border."""
+def neighborhoods(x_VYXC: NDArray[Any], kernel_side: int, stride: int, border_C: Floats) -> Iterator[Floats]:
+    """Yield the inputs of a convolution at its outputs, some rows at a time, [V, rows, X, K * K * C].
+
+    Beyond the image they are the border.
+    """
     num_views, height, width, channels = x_VYXC.shape
-    margin, rows, columns = kernel_side // 2, -(-height // stride), -(-width // stride)
+    margin = kernel_side // 2
     padded_VYXC = np.empty((num_views, height + 2 * margin, width + 2 * margin, channels), np.float32)
     padded_VYXC[:] = border_C
     padded_VYXC[:, margin : margin + height, margin : margin + width] = x_VYXC
-    taps = np.empty((num_views, rows, columns, kernel_side, kernel_side, channels), np.float32)
-    for row in range(kernel_side):
-        for column in range(kernel_side):
-            above = padded_VYXC[:, row : row + height : stride, column : column + width : stride]
-            taps[:, :, :, row, column] = above
-    return taps.reshape(num_views, rows, columns, -1)
+    windows_VYXKKC = sliding_window_view(padded_VYXC, (kernel_side, kernel_side), axis=(1, 2)).transpose(0, 1, 2, 4, 5, 3)
+    strided_VYXKKC = windows_VYXKKC[:, ::stride, ::stride]
+    num_rows, num_inputs = strided_VYXKKC.shape[1], kernel_side**2 * channels
+    rows_at_once = max(1, NEIGHBORHOOD_BYTES // (4 * num_views * strided_VYXKKC.shape[2] * num_inputs))
+    for first in range(0, num_rows, rows_at_once):
+        part_VYXKKC = strided_VYXKKC[:, first : first + rows_at_once]
+        yield np.ascontiguousarray(part_VYXKKC).reshape(*part_VYXKKC.shape[:3], num_inputs)
 
 
 def interpolated(position_GGD: Floats, grid: int) -> Floats:
