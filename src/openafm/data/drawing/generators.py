@@ -21,6 +21,7 @@ _BUILT_IN = {
     "scenes": "openafm.data.drawing.scenes:ScenesConfig",
     "signs": "openafm.data.drawing.signs:SignsConfig",
     "tables": "openafm.data.drawing.tables:TablesConfig",
+    "words": "openafm.data.drawing.words:WordsConfig",
 }
 
 

@@ -1,5 +1,6 @@
 """A compact decoder with vision that reads flyers into events: it learns letters, then to transcribe, then to answer.
 
+Pages of random words are part of the data, since from texts that make sense the model learns the texts, and does not look.
 The report has no such stages. They are the one narrow skill that a model of this size may learn: `benchmarks/flyers.py`
 compares it with tesseract and regular expressions. The encoder has convolutions before its patches and joins 2 x 2 patches
 (micro 3 x 3) in an image token; the vocabulary is small, so that texts are spelled.
@@ -35,20 +36,21 @@ ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAd
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
 VOCABULARY = 512
-KINDS = ("flyers", "signs")
+KINDS, WORDS = ("flyers", "signs"), ("words",)
 LANGUAGES = ("en",)
 
 
 @recipe("vision.letters", sizes=("micro", "nano"))
 def letters(size: str) -> RunConfig:
     """Train the convolutions of an encoder to name the letters of drawn flyers and signs in English, from fresh weights."""
-    return _run("vision.letters", size, ReadingConfig(), {"letters": 1.0}, texts=(), held_out="letters")
+    weights = {"letters": 0.5, "word_letters": 0.5}
+    return _run("vision.letters", size, ReadingConfig(), weights, texts=(), held_out="letters")
 
 
 @recipe("vision.transcribe", sizes=("micro", "nano"), starts_from="vision.letters")
 def transcribe(size: str) -> RunConfig:
     """Train a model of `vision.letters` to transcribe the drawings; its convolutions go on with letters."""
-    objective, weights = ReadingConfig(stem_learns_from="letters"), {"letters": 0.2, "texts": 0.8}
+    objective, weights = ReadingConfig(stem_learns_from="letters"), {"letters": 0.1, "words": 0.7, "texts": 0.2}
     return _run("vision.transcribe", size, objective, weights, texts=("transcription",), held_out="transcription")
 
 
@@ -69,19 +71,24 @@ def _run(
     held_out: Learned,
 ) -> RunConfig:
     decoder, vision = replace(named_size(f"compact.{size}"), vocab_size=VOCABULARY), encoder_of(f"reader.{size}")
-    learned: dict[str, tuple[Learned, ...]] = {"letters": ("letters",), "texts": texts}
+    corpora: dict[str, tuple[tuple[str, ...], tuple[Learned, ...]]] = {
+        "letters": (KINDS, ("letters",)),
+        "word_letters": (WORDS, ("letters",)),
+        "words": (WORDS, ("transcription",)),
+        "texts": (KINDS, texts),
+    }
     # The objective finds letters by the name of their source.
     tested = "held_out_letters" if held_out == "letters" else "held_out"
     return RunConfig(
         recipe=name,
         corpora=(
-            *(_english(source, size, learned[source]) for source in weights),
-            _english(tested, size, (held_out,), held_out=True),
+            *(_english(source, size, *corpora[source]) for source in weights),
+            _english(tested, size, KINDS, (held_out,), held_out=True),
         ),
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
         trainer=TrainerConfig(
             model=ReaderConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
-            objective=replace(objective, sources=("letters", "held_out_letters")),
+            objective=replace(objective, sources=("letters", "word_letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             # Without weight decay, a stage leaves the weights alone that it has no loss for.
@@ -95,6 +102,8 @@ def _run(
     )
 
 
-def _english(name: str, size: str, learn: tuple[Learned, ...], *, held_out: bool = False) -> DrawnCorpusConfig:
-    corpus = drawn(name, size, KINDS, learn, resolution=READER_RESOLUTIONS[size], held_out=held_out)
+def _english(
+    name: str, size: str, kinds: tuple[str, ...], learn: tuple[Learned, ...], *, held_out: bool = False
+) -> DrawnCorpusConfig:
+    corpus = drawn(name, size, kinds, learn, resolution=READER_RESOLUTIONS[size], held_out=held_out)
     return replace(corpus, drawing=replace(corpus.drawing, languages=LANGUAGES))

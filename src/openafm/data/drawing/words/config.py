@@ -1,0 +1,31 @@
+"""Config of the generator of pages of words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openafm.data.drawing.base import Generator, GeneratorConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordsConfig(GeneratorConfig):
+    """Square pages of up to `most_lines` lines with random letters, numbers and words: a model has to see them.
+
+    Texts that make sense are learned by heart from a few thousand drawings: the loss falls, and the model does not read.
+    """
+
+    side: int = 448
+    most_lines: int = 10
+
+    def __post_init__(self) -> None:
+        self.require(100 <= self.side <= 2000, f"side must be 100 to 2000 pixels, got {self.side}")
+        self.require(1 <= self.most_lines <= 40, f"most_lines must be 1 to 40, got {self.most_lines}")
+
+    @property
+    def name(self) -> str:
+        return "words"
+
+    def build(self) -> Generator:
+        from openafm.data.drawing.words.generator import WordsGenerator
+
+        return WordsGenerator(self)

@@ -1,0 +1,63 @@
+"""Pages of words: the transcription is what is drawn, boxes hold their words, and texts cannot be guessed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from openafm.core.config import ConfigError
+from openafm.data.drawing.fonts import FontMissingError
+from openafm.data.drawing.words import WordsConfig
+
+words = WordsConfig().build()
+
+
+@pytest.mark.parametrize("language", ["en", "vi", "zh-Hans", "ko"])
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_independent_check_finds_no_error(language, split):
+    for seed in range(4):
+        try:
+            drawn = words.draw(random.Random(seed), language, split)
+        except FontMissingError as error:
+            pytest.skip(str(error))
+        assert list(words.check(drawn)) == []
+        assert "".join(drawn.transcription.split()) == "".join(region.label for region in drawn.images[0].regions)
+
+
+def test_check_finds_planted_errors():
+    drawn = words.draw(random.Random(2), "en", "train")
+    assert words.check(dataclasses.replace(drawn, transcription="Exit here"))
+    moved = [dict(word, box=[value + 30 for value in word["box"]]) for word in drawn.log["words"]]
+    assert words.check(dataclasses.replace(drawn, log={**drawn.log, "words": moved}))
+
+
+def test_equal_seeds_draw_equal_bytes():
+    first, second = (words.draw(random.Random(3), "en", "held_out") for _ in range(2))
+    assert first == second
+
+
+def test_pages_have_letters_digits_and_lines_in_order():
+    drawn = [words.draw(random.Random(seed), "en", "train") for seed in range(40)]
+    texts = [page.transcription for page in drawn]
+    assert {letter for text in texts for letter in text.lower()} >= set("abcdefghijklmnopqrstuvwxyz0123456789")
+    vocabulary = [word.lower() for text in texts for word in text.split()]
+    assert len(set(vocabulary)) > 0.8 * len(vocabulary)
+    lines = {text.count("\n") for text in texts}
+    assert min(lines) == 0
+    assert max(lines) >= 6
+    for page in drawn:
+        placed = [command for command in page.log["commands"] if command["op"] == "text"]
+        assert [command["text"] for command in placed] == page.transcription.split("\n")
+        assert [command["at"][1] for command in placed] == sorted(command["at"][1] for command in placed)
+
+
+def test_a_page_keeps_its_limits():
+    few = WordsConfig(side=200, most_lines=2).build()
+    for seed in range(10):
+        drawn = few.draw(random.Random(seed), "en", "train")
+        assert drawn.transcription.count("\n") <= 1
+        assert drawn.log["commands"][0]["size"] == [200, 200]
+    with pytest.raises(ConfigError, match="most_lines"):
+        WordsConfig(most_lines=0)
