@@ -52,7 +52,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def exchange(url: str, request: bytes, *, seconds: float = 5.0) -> bytes:
+def exchange(url: str, request: bytes, *, seconds: float = 30.0) -> bytes:
     """Send bytes and return what the server sends until it closes the connection."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=seconds) as connection:

@@ -2,16 +2,17 @@
 
 Pages of random words are part of the data, since from texts that make sense the model learns the texts, and does not look.
 The report has no such stages. They are the one narrow skill that a model of this size may learn: `benchmarks/flyers.py`
-compares it with tesseract and regular expressions. The encoder has convolutions before its patches and joins 2 x 2 patches
-(micro 3 x 3) in an image token; the vocabulary is small, so that texts are spelled.
+compares it with tesseract and regular expressions. The encoder has convolutions before its patches. Each patch (micro: each
+3 x 3) becomes an image token, so that a token holds few letters. The vocabulary is small, so that texts are spelled.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from openafm.data.drawing.words import WordsConfig
 from openafm.data.images.packing import Learned
-from openafm.data.images.resolution import ResolutionConfig
+from openafm.data.images.resolution import Mode, ResolutionConfig
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import ReaderConfig
@@ -30,13 +31,16 @@ from openafm.training.schedules import WarmupCosine
 
 READER_RESOLUTIONS = {
     "micro": ResolutionConfig(side=168, rapid_side=56, tokens=49, rapid_tokens=9),
-    "nano": ResolutionConfig(side=448, rapid_side=112, tokens=196, rapid_tokens=9),
+    "nano": ResolutionConfig(side=448, rapid_side=224, tokens=784, rapid_tokens=196),
 }
-ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAdapterConfig(factor=2)}
+MODES: dict[str, tuple[Mode, ...]] = {"micro": ("balanced",), "nano": ("balanced", "rapid")}
+WORDS = {"micro": WordsConfig(side=168, most_lines=4), "nano": WordsConfig(side=224, most_lines=5)}
+"""Pages of words as large as a view of the last mode, which shows them."""
+ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAdapterConfig(factor=1)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
 VOCABULARY = 512
-KINDS, WORDS = ("flyers", "signs"), ("words",)
+KINDS = ("flyers", "signs")
 LANGUAGES = ("en",)
 
 
@@ -71,23 +75,23 @@ def _run(
     held_out: Learned,
 ) -> RunConfig:
     decoder, vision = replace(named_size(f"compact.{size}"), vocab_size=VOCABULARY), encoder_of(f"reader.{size}")
-    corpora: dict[str, tuple[tuple[str, ...], tuple[Learned, ...]]] = {
-        "letters": (KINDS, ("letters",)),
-        "word_letters": (WORDS, ("letters",)),
-        "words": (WORDS, ("transcription",)),
-        "texts": (KINDS, texts),
+    corpora = {
+        "letters": _english("letters", size, ("letters",)),
+        "word_letters": _words("word_letters", size, ("letters",)),
+        "words": _words("words", size, ("transcription",)),
+        "texts": _english("texts", size, texts),
     }
     # The objective finds letters by the name of their source.
     tested = "held_out_letters" if held_out == "letters" else "held_out"
     return RunConfig(
         recipe=name,
         corpora=(
-            *(_english(source, size, *corpora[source]) for source in weights),
-            _english(tested, size, KINDS, (held_out,), held_out=True),
+            *(corpora[source] for source in weights),
+            _english(tested, size, (held_out,), held_out=True),
         ),
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
         trainer=TrainerConfig(
-            model=ReaderConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
+            model=ReaderConfig.of(decoder, vision, ADAPTERS[size], tuple(map(READER_RESOLUTIONS[size].mode, MODES[size]))),
             objective=replace(objective, sources=("letters", "word_letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
@@ -102,8 +106,13 @@ def _run(
     )
 
 
-def _english(
-    name: str, size: str, kinds: tuple[str, ...], learn: tuple[Learned, ...], *, held_out: bool = False
-) -> DrawnCorpusConfig:
-    corpus = drawn(name, size, kinds, learn, resolution=READER_RESOLUTIONS[size], held_out=held_out)
+def _english(name: str, size: str, learn: tuple[Learned, ...], *, held_out: bool = False) -> DrawnCorpusConfig:
+    corpus = drawn(name, size, KINDS, learn, resolution=READER_RESOLUTIONS[size], held_out=held_out)
     return replace(corpus, drawing=replace(corpus.drawing, languages=LANGUAGES))
+
+
+def _words(name: str, size: str, learn: tuple[Learned, ...]) -> DrawnCorpusConfig:
+    """Return pages of words. Their number is that of flyers and signs together."""
+    corpus = _english(name, size, learn)
+    drawing = replace(corpus.drawing, generators=(WORDS[size],), count=len(KINDS) * corpus.drawing.count)
+    return replace(corpus, drawing=drawing, packing=replace(corpus.packing, mode=MODES[size][-1]))
