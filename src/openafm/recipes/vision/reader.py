@@ -75,18 +75,12 @@ def _run(
     held_out: Learned,
 ) -> RunConfig:
     decoder, vision = replace(named_size(f"compact.{size}"), vocab_size=VOCABULARY), encoder_of(f"reader.{size}")
-    corpora = {
-        "letters": _english("letters", size, ("letters",)),
-        "word_letters": _words("word_letters", size, ("letters",)),
-        "words": _words("words", size, ("transcription",)),
-        "texts": _english("texts", size, texts),
-    }
     # The objective finds letters by the name of their source.
     tested = "held_out_letters" if held_out == "letters" else "held_out"
     return RunConfig(
         recipe=name,
         corpora=(
-            *(corpora[source] for source in weights),
+            *(_corpus(source, size, texts) for source in weights),
             _english(tested, size, (held_out,), held_out=True),
         ),
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
@@ -104,6 +98,17 @@ def _run(
             ),
         ),
     )
+
+
+def _corpus(source: str, size: str, texts: tuple[Learned, ...]) -> DrawnCorpusConfig:
+    match source:
+        case "letters":
+            return _english(source, size, ("letters",))
+        case "word_letters":
+            return _words(source, size, ("letters",))
+        case "words":
+            return _words(source, size, ("transcription",))
+    return _english(source, size, texts)
 
 
 def _english(name: str, size: str, learn: tuple[Learned, ...], *, held_out: bool = False) -> DrawnCorpusConfig:
