@@ -45,6 +45,20 @@ def test_letters_equal_a_loop(stem: tuple[ConvolutionConfig, ...]) -> None:
     assert losses.flops > 0
 
 
+def test_images_of_several_sides_add_up() -> None:
+    model, objective, batch = reader_config().build(seed=1), Reading(ReadingConfig()), batch_of(LETTERS, with_text=False)
+    large = {batch.embedding_spans[0].image: np.random.default_rng(7).integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)}
+    both = objective(model, replace(batch, images={**batch.images, **large}))
+    alone = []
+    for places, pixels in zip(LETTERS, [*large.values(), *list(batch.images.values())[1:]], strict=True):
+        single = batch_of([places], with_text=False)
+        alone.append(objective(model, replace(single, images={single.embedding_spans[0].image: pixels})))
+    assert both.count == sum(each.count for each in alone)
+    assert both.total.item() == pytest.approx(sum(each.total.item() for each in alone), rel=1e-5)
+    assert both.parts["letters"].item() == sum(each.parts["letters"].item() for each in alone)
+    assert both.flops == pytest.approx(sum(each.flops for each in alone))
+
+
 def test_letters_and_texts_add_up() -> None:
     model, objective = reader_config().build(seed=1), Reading(ReadingConfig())
     letters, both = batch_of(LETTERS, with_text=False), batch_of(LETTERS, with_text=True)

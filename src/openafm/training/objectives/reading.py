@@ -7,6 +7,7 @@ Shapes: I images, L letters of all images or of one.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from openafm.core.errors import UsageError
 from openafm.data.loading.batch import Batch
@@ -80,34 +81,49 @@ def _frozen(module: nn.Module) -> Iterator[None]:
 
 
 def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
-    images: list[ImageKey] = []
-    numbers: list[npt.NDArray[np.int64]] = []
+    views: dict[int, list[tuple[ImageKey, npt.NDArray[np.int64]]]] = defaultdict(list)
     for document in lettered:
-        places = slice(document.start, document.stop)
-        spans = [span for span in batch.embedding_spans if _is_in(span, document)]
-        found = batch.targets_BS[document.row, places][batch.loss_mask_BS[document.row, places]]
-        if len(spans) != 1 or len(found) % 3:
-            raise LettersError(
-                f"a document of letters has {len(spans)} images and {len(found)} numbers in a row; expected one image and "
-                "three numbers a letter; use rows that hold whole documents"
-            )
-        if len(found):
-            _check_range(found.reshape(-1, 3), batch.images[spans[0].image].shape[1])
-            numbers.append(np.insert(found.reshape(-1, 3), 0, len(images), axis=1))
-            images.append(spans[0].image)
-    if not images:
+        image, letters_L3 = _letters_of(batch, document)
+        if len(letters_L3):
+            views[batch.images[image].shape[1]].append((image, letters_L3))
+    if not views:
         return replace(zero_losses(model), parts={"letters": torch.zeros((), device=model.device)})
-    pixels_IYXC = torch.stack([torch.tensor(batch.images[key][0]) for key in images])
-    image_L, row_L, column_L, letter_L = to_device(torch.from_numpy(np.concatenate(numbers)), model.device).unbind(1)
-    logits_LK = model.letter_logits(pixels_IYXC, image_L, row_L, column_L).float()
+    logits, labels = zip(*(_logits_of_side(model, batch, found) for found in views.values()), strict=True)
+    logits_LK, letter_L = torch.cat(logits), torch.cat(labels)
     with torch.no_grad():
         num_right = (logits_LK.argmax(-1) == letter_L).sum().float()
     return Losses(
         total=F.cross_entropy(logits_LK, letter_L, reduction="sum"),
         count=len(letter_L),
         parts={"letters": num_right},
-        flops=round(3 * len(images) * _letter_flops(model.config.vision, pixels_IYXC.shape[1])),
+        flops=round(sum(3 * len(found) * _letter_flops(model.config.vision, side) for side, found in views.items())),
     )
+
+
+def _letters_of(batch: Batch, document: Span) -> tuple[ImageKey, npt.NDArray[np.int64]]:
+    """Return the image of a document of letters, and their rows, columns and classes."""
+    places = slice(document.start, document.stop)
+    spans = [span for span in batch.embedding_spans if _is_in(span, document)]
+    found = batch.targets_BS[document.row, places][batch.loss_mask_BS[document.row, places]]
+    if len(spans) != 1 or len(found) % 3:
+        raise LettersError(
+            f"a document of letters has {len(spans)} images and {len(found)} numbers in a row; expected one image and "
+            "three numbers a letter; use rows that hold whole documents"
+        )
+    letters_L3 = found.reshape(-1, 3)
+    if len(letters_L3):
+        _check_range(letters_L3, batch.images[spans[0].image].shape[1])
+    return spans[0].image, letters_L3
+
+
+def _logits_of_side(
+    model: Reader, batch: Batch, found: list[tuple[ImageKey, npt.NDArray[np.int64]]]
+) -> tuple[Tensor, Tensor]:
+    """Return the logits [L, K] and the classes [L] of the letters of images that have the same side."""
+    pixels_IYXC = torch.stack([torch.tensor(batch.images[key][0]) for key, _ in found])
+    numbers_L4 = np.concatenate([np.insert(letters_L3, 0, image, axis=1) for image, (_, letters_L3) in enumerate(found)])
+    image_L, row_L, column_L, letter_L = to_device(torch.from_numpy(numbers_L4), model.device).unbind(1)
+    return model.letter_logits(pixels_IYXC, image_L, row_L, column_L).float(), letter_L
 
 
 def _check_range(letters_L3: npt.NDArray[np.int64], side: int) -> None:
