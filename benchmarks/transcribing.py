@@ -106,7 +106,8 @@ def figures_of(transcriber: Transcriber, kind: str, drawn: Sequence[Drawn]) -> d
 
 
 def measure(bundle: Bundle, count: int) -> dict[str, Any]:
-    transcriber, figures = Transcriber(bundle), {}
+    transcriber = Transcriber(bundle)
+    figures: dict[str, float] = {}
     for kind in KINDS:
         figures |= figures_of(transcriber, kind, documents(kind, "en", count))
     setting = {"bundle": bundle.name, "drawings_of_each_kind": count}
@@ -116,7 +117,7 @@ def measure(bundle: Bundle, count: int) -> dict[str, Any]:
 def main() -> None:
     parser = benchmark_parser(__doc__, "a tiny model and two drawings of each kind; claims nothing")
     parser.add_argument("--bundle", help="a bundle of vision.transcribe or vision.reader")
-    parser.add_argument("--count", type=int, default=60, help="drawings of each kind")
+    parser.add_argument("--count", type=int, default=20, help="drawings of each kind")
     options = parser.parse_args()
     if options.bundle is None and not options.quick:
         parser.error("name a bundle of vision.transcribe by --bundle, or use --quick")
