@@ -27,11 +27,13 @@ EMBEDDING_STD = 0.02
 class VisionStates:
     """The output of an encoder: registers_BRD, and the patches of the image row by row, patches_BYXD.
 
-    With FLIP masking the patches have no grid: patches_BYXD is [B, 1, kept patches, D].
+    With FLIP masking the patches have no grid: patches_BYXD is [B, 1, kept patches, D]. `local_BYXC` are the outputs of the
+    stem, None without one.
     """
 
     registers_BRD: Tensor
     patches_BYXD: Tensor
+    local_BYXC: Tensor | None = None
 
 
 class VisionLayer(nn.Module):
@@ -90,7 +92,8 @@ class VisionEncoder(nn.Module):
         Raises:
             ConfigError: the images do not divide into patches and windows.
         """
-        x_BNWD = self._embedded(pixels_BYXC)
+        local_BYXC = self.local_states(pixels_BYXC) if self.config.stem else None
+        x_BNWD = self._embedded(pixels_BYXC if local_BYXC is None else local_BYXC, pixels_BYXC.shape[1])
         if kept_BNK is not None:
             x_BNWD = x_BNWD.gather(2, kept_BNK[..., None].expand(-1, -1, -1, x_BNWD.shape[-1]))
         num_windows, num_registers = x_BNWD.shape[1], self.config.num_registers
@@ -105,7 +108,7 @@ class VisionEncoder(nn.Module):
             patches_BYXD = self._rows_from_windows(patches_BPD, pixels_BYXC.shape[1])
         else:
             patches_BYXD = patches_BPD[:, None]
-        return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD)
+        return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD, local_BYXC=local_BYXC)
 
     def local_states(self, pixels_BYXC: Tensor) -> Tensor:
         """Return the outputs of the stem, each of a neighborhood, x_BYXC; without a stem, the normalized pixels."""
@@ -129,10 +132,9 @@ class VisionEncoder(nn.Module):
         if self.norm is not None:
             self.norm.initialize()
 
-    def _embedded(self, pixels_BYXC: Tensor) -> Tensor:
-        """Return the patches with their positions, window by window, x_BNWD."""
-        config, grid = self.config, self.config.grid_side(pixels_BYXC.shape[1])
-        x_BYXC = self.local_states(pixels_BYXC) if config.stem else pixels_BYXC
+    def _embedded(self, x_BYXC: Tensor, image_side: int) -> Tensor:
+        """Return the patches of pixels, or of outputs of the stem, with their positions, window by window, x_BNWD."""
+        config, grid = self.config, self.config.grid_side(image_side)
         side = config.patch_side // config.stem_stride
         patches_BGPGPC = x_BYXC.unflatten(2, (grid, side)).unflatten(1, (grid, side))
         # Windows are formed here, where the copy is cheapest.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.decoder import Decoder, InsertedEmbedding
+from openafm.models.vision.encoder import VisionStates
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
@@ -22,7 +23,7 @@ def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> Multimod
     model = config.build(seed)
     missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
     assert not unexpected
-    assert all(name.startswith(("vision.", "adapter.", "letters.")) for name in missing)
+    assert all(name.startswith(("vision.", "adapter.", "letters")) for name in missing)
     model.compute_dtype = decoder.compute_dtype
     return model
 
@@ -56,8 +57,12 @@ class MultimodalDecoder(Decoder):
         if side * side != num_tokens:
             raise SpanError(f"a view of an image takes a square number of tokens, got {num_tokens}")
         self.vision.compute_dtype = self.compute_dtype
-        tokens_VLD: Tensor = self.adapter(self.vision(views_VYXC.to(self.device)), side)
-        return tokens_VLD.flatten(0, 1)
+        return self.image_tokens(self.vision(views_VYXC.to(self.device)), side).flatten(0, 1)
+
+    def image_tokens(self, states: VisionStates, side: int) -> Tensor:
+        """Return the tokens of views from the encoder's output, `side` x `side` of each, [V, L, D]."""
+        tokens_VLD: Tensor = self.adapter(states, side)
+        return tokens_VLD
 
     def embed_images(self, spans: Sequence[EmbeddingSpan], images: Mapping[ImageKey, Tensor]) -> list[InsertedEmbedding]:
         """Return the embeddings of spans. Views of equal size are encoded together; an image of several spans once.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
-from openafm.models.vision.letters import CELL, NUM_CLASSES
+from openafm.models.vision.letters import CELL, CLASS_BYTES, FIRST_BYTE_TOKEN, NUM_CLASSES
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ class MultimodalConfig(DecoderConfig):
 class ReaderConfig(MultimodalConfig):
     """A decoder with vision that also learns which letter is where, from drawings (`training/objectives/reading.py`).
 
-    A linear layer gives the logits of the classes of letters of each cell, from the output of the stem there; of an encoder
-    without a stem, from the state of the patch. It is used in training only.
+    A linear layer gives the probabilities of the classes of letters in each cell, from the output of the stem there; of an
+    encoder without a stem, from the state of the patch. Each image token has the expected embeddings of its letters added,
+    scaled by cell. Without them, a decoder of this size does not learn to transcribe (docs/benchmarks.md, Transcribing).
     """
 
     def __post_init__(self) -> None:
@@ -98,11 +99,31 @@ class ReaderConfig(MultimodalConfig):
             self._side % math.lcm(*CELL) == 0,
             f"{self._side} pixels between states do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
         )
+        self.require(
+            isinstance(self.adapter, PixelShuffleAdapterConfig),
+            f"letters need tokens of whole patches; use a PixelShuffleAdapterConfig, got {type(self.adapter).__name__}",
+        )
+        needed = max(self.letter_tokens) + 1
+        self.require(
+            self.vocab_size >= needed, f"vocab_size must be {needed} or more to spell letters, got {self.vocab_size}"
+        )
 
     @property
     def cells(self) -> tuple[int, int]:
         """Rows and columns of the cells of a state."""
         return self._side // CELL[0], self._side // CELL[1]
+
+    @property
+    def cells_of_token(self) -> int:
+        """Cells of an image token: of its states row by row, then of each state."""
+        assert isinstance(self.adapter, PixelShuffleAdapterConfig)
+        rows, columns = self.cells
+        return (self.adapter.factor * self.vision.patch_side // self._side) ** 2 * rows * columns
+
+    @property
+    def letter_tokens(self) -> list[int]:
+        """The tokens of the letters of classes 1, 2, ... in any tokenizer of openafm (`tokenizer/bpe.py`)."""
+        return [FIRST_BYTE_TOKEN + byte for byte in CLASS_BYTES]
 
     @property
     def letters_dim(self) -> int:
@@ -115,7 +136,14 @@ class ReaderConfig(MultimodalConfig):
 
     def other_parameters(self) -> int:
         rows, columns = self.cells
-        return super().other_parameters() + (self.letters_dim + 1) * rows * columns * NUM_CLASSES
+        head = (self.letters_dim + 1) * rows * columns * NUM_CLASSES
+        return super().other_parameters() + head + self.cells_of_token * self.dim
+
+    def view_flops(self, image_side: int, num_tokens: int) -> float:
+        rows, columns = self.cells
+        num_cells = (image_side // self._side) ** 2 * rows * columns
+        letters = 2.0 * num_cells * NUM_CLASSES * (self.letters_dim + self.dim)
+        return super().view_flops(image_side, num_tokens) + letters
 
     def build(self, seed: int = 0) -> Reader:
         """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""

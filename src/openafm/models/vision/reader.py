@@ -1,16 +1,17 @@
-"""A decoder that sees images, with a head that classifies letters.
+"""A decoder that sees images, and adds the letters that it finds in them to the image tokens.
 
-Shapes: I images, Y and X outputs of the stem or patches of a side, L letters of the images, D dim of these,
-N cells of one of them, K classes.
+Shapes: V views or images, Y and X outputs of the stem or patches of a side, L letters of the images or tokens of a view,
+D dim of the decoder, C of the states, N cells of a state, S states of a token, K classes.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from openafm.models.layers import Linear
-from openafm.models.vision.letters import NUM_CLASSES
+from openafm.models.vision.encoder import VisionStates
+from openafm.models.vision.letters import CLASS_BYTES, NUM_CLASSES
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import ReaderConfig
 
@@ -24,17 +25,40 @@ class Reader(MultimodalDecoder):
         super().__init__(config, seed)
         rows, columns = config.cells
         self.letters = Linear(config.letters_dim, rows * columns * NUM_CLASSES, bias=True)
+        self.letter_scale_ND = nn.Parameter(torch.ones(config.cells_of_token, config.dim))
         if not self.letters.weight.is_meta:
             self.letters.initialize(torch.Generator(device=self.device).manual_seed(seed + 3))
 
-    def letter_logits(self, pixels_IYXC: Tensor, image_L: Tensor, row_L: Tensor, column_L: Tensor) -> Tensor:
+    def image_tokens(self, states: VisionStates, side: int) -> Tensor:
+        """Return the tokens of views, [V, L, D]: the adapter's output plus the expected embeddings of the letters."""
+        probabilities_VYXNK = self._logits(_local(states)).float().softmax(-1)
+        letters_VYXND = probabilities_VYXNK[..., 1 : 1 + len(CLASS_BYTES)] @ self._letter_embeddings()
+        step = letters_VYXND.shape[1] // side
+        letters_VLSND = letters_VYXND.unflatten(2, (side, step)).unflatten(1, (side, step)).transpose(2, 3).flatten(3, 4)
+        found_VLD = (letters_VLSND.flatten(1, 2).flatten(2, 3) * self.letter_scale_ND).sum(2)
+        tokens_VLD = super().image_tokens(states, side)
+        return tokens_VLD + found_VLD.to(tokens_VLD.dtype)
+
+    def letter_logits(self, pixels_VYXC: Tensor, image_L: Tensor, row_L: Tensor, column_L: Tensor) -> Tensor:
         """Return the logits of the classes at cells of images, [L, K]."""
         self.vision.compute_dtype = self.compute_dtype
-        pixels_IYXC = pixels_IYXC.to(self.device)
+        pixels_VYXC = pixels_VYXC.to(self.device)
         has_stem = bool(self.config.vision.stem)
-        x_IYXD = self.vision.local_states(pixels_IYXC) if has_stem else self.vision(pixels_IYXC).patches_BYXD
+        x_VYXC = self.vision.local_states(pixels_VYXC) if has_stem else self.vision(pixels_VYXC).patches_BYXD
         rows, columns = self.config.cells
-        states_LD = x_IYXD[image_L, row_L // rows, column_L // columns]
-        logits_LNK = self.letters(states_LD).unflatten(-1, (rows * columns, NUM_CLASSES))
+        logits_LNK = self._logits(x_VYXC[image_L, row_L // rows, column_L // columns])
         cell_L = row_L % rows * columns + column_L % columns
         return logits_LNK[torch.arange(len(cell_L), device=cell_L.device), cell_L]
+
+    def _logits(self, states_C: Tensor) -> Tensor:
+        """Return the logits of the classes in the cells of states, [..., N, K]."""
+        logits_NK: Tensor = self.letters(states_C).unflatten(-1, (-1, NUM_CLASSES))
+        return logits_NK
+
+    def _letter_embeddings(self) -> Tensor:
+        """Return the decoder's embeddings of the bytes of letters, in fp32."""
+        return self.embedding[self.config.letter_tokens].float()
+
+
+def _local(states: VisionStates) -> Tensor:
+    return states.patches_BYXD if states.local_BYXC is None else states.local_BYXC

@@ -3,7 +3,7 @@
 Pages of random words are part of the data, since from texts that make sense the model learns the texts, and does not look.
 The report has no such stages. They are the one narrow skill that a model of this size may learn: `benchmarks/flyers.py`
 compares it with tesseract and regular expressions. The encoder has convolutions before its patches. Each patch (micro: each
-3 x 3) becomes an image token, so that a token holds few letters. The vocabulary is small, so that texts are spelled.
+3 x 3) becomes an image token, so that a token holds few letters. The vocabulary is that of bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig
 from openafm.recipes.sources.mixtures import one_source, sources
 from openafm.recipes.vision.mixtures import drawn
-from openafm.tokenizer.bpe import TokenizerConfig
+from openafm.tokenizer.bpe import NUM_BYTE_TOKENS, NUM_SPECIAL_TOKENS, TokenizerConfig
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import EvaluationConfig, TrainerConfig
 from openafm.training.objectives.config import ReadingConfig
@@ -39,7 +39,8 @@ WORDS = {"micro": WordsConfig(side=168, most_lines=4), "nano": WordsConfig(side=
 ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAdapterConfig(factor=1)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
-VOCABULARY = 512
+VOCABULARY = NUM_SPECIAL_TOKENS + NUM_BYTE_TOKENS
+"""Without merges: a model that reads letters has to spell."""
 KINDS = ("flyers", "signs")
 LANGUAGES = ("en",)
 

@@ -25,7 +25,8 @@ from openafm.models.vision.config import (
     VisionLayerConfig,
     WindowScopeConfig,
 )
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.letters import NUM_CLASSES
+from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.pooling import pooling_of_taps
 from openafm.runtime.native.vision_parts import TowerParts, Weights
@@ -89,8 +90,10 @@ class VisionTower:
         self._weights: Weights = {
             name: np.ascontiguousarray(tensor, np.int8 if tensor.dtype == np.int8 else np.float32)
             for name, tensor in tensors.items()
-            if name.startswith(("vision.", "adapter."))
+            if name.startswith(("vision.", "adapter.", "letter"))
         }
+        if isinstance(config, ReaderConfig):
+            self._weights["letter_embeddings_KD"] = np.asarray(tensors["embedding"][config.letter_tokens], np.float32)
         self._check_stem()
         self._fold_normalization()
         self._fold_layer_scales()
@@ -108,21 +111,33 @@ class VisionTower:
 
         One call at a time.
         """
-        x_1NWD = self._embedded(view_YXC[None])
+        return self._states(self._local(view_YXC), len(view_YXC))
+
+    def _local(self, view_YXC: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return the outputs of the stem, or the pixels if there is none."""
+        return self._stem(view_YXC[None])[0] if self._vision.stem else view_YXC
+
+    def _states(self, local_YXC: NDArray[Any], image_side: int) -> Floats:
+        x_1NWD = self._embedded(local_YXC[None], image_side)
         num_windows, num_registers = x_1NWD.shape[1], self._vision.num_registers
         x_TD = np.concatenate([self._weights["vision.registers_RD"], x_1NWD.reshape(-1, self._vision.dim)])
         for index, layer in enumerate(self._vision.layers):
             x_TD = self._layer(f"vision.layers.{index}", layer, self._vision.norm_eps, x_TD, num_windows)
         if self._vision.final_norm:
             x_TD = self._parts.norm("vision.norm", self._vision.norm_eps, x_TD)
-        x_TD[num_registers:] = self._rows_from_windows(x_TD[num_registers:], self._vision.grid_side(len(view_YXC)))
+        x_TD[num_registers:] = self._rows_from_windows(x_TD[num_registers:], self._vision.grid_side(image_side))
         return x_TD
 
     def _encoded(self, view_YXC: NDArray[np.uint8], tokens_side: int) -> Floats:
-        x_TD, grid = self.states(view_YXC), self._vision.grid_side(len(view_YXC))
+        local_YXC, grid = self._local(view_YXC), self._vision.grid_side(len(view_YXC))
+        x_TD = self._states(local_YXC, len(view_YXC))
         num_registers, adapter = self._vision.num_registers, self._config.adapter
         if isinstance(adapter, PixelShuffleAdapterConfig):
-            return self._shuffled(adapter, x_TD[num_registers:].reshape(grid, grid, -1))
+            patches_YXD = x_TD[num_registers:].reshape(grid, grid, -1)
+            tokens_LM = self._shuffled(adapter, patches_YXD)
+            if isinstance(self._config, ReaderConfig):
+                tokens_LM += self._letters(self._config, local_YXC if self._vision.stem else patches_YXD, tokens_side)
+            return tokens_LM
         x_TD = self._parts.norm(
             "adapter.norm", adapter.norm_eps, self._layer("adapter.layer", adapter.layer, adapter.norm_eps, x_TD)
         )
@@ -164,11 +179,21 @@ class VisionTower:
                 self._weights[f"{matrix}.weight"] = self._weights[f"{matrix}.weight"] * scale_D[:, None]
             self._weights[f"{matrix}.bias"] = self._weights[f"{matrix}.bias"] * scale_D
 
-    def _embedded(self, views_VYXC: NDArray[np.uint8]) -> Floats:
-        """Return the patches with their positions, window by window, [V, N, W, D]."""
-        grid, side = self._vision.grid_side(views_VYXC.shape[1]), self._vision.patch_side // self._vision.stem_stride
-        x_VYXC = self._stem(views_VYXC) if self._vision.stem else views_VYXC
-        values_VYXE = x_VYXC.reshape(len(views_VYXC), grid, side, grid, side, -1).swapaxes(2, 3)
+    def _letters(self, config: ReaderConfig, states_YXC: Floats, tokens_side: int) -> Floats:
+        """Return the expected embeddings of the letters of image tokens, [L, M]; see `models.vision.reader`."""
+        table_KM, scale_NM = self._weights["letter_embeddings_KD"], self._weights["letter_scale_ND"]
+        logits_PK = self._parts.linear("letters", states_YXC.reshape(-1, states_YXC.shape[-1])).reshape(-1, NUM_CLASSES)
+        exponentials_PK = np.exp(logits_PK - logits_PK.max(-1, keepdims=True))
+        letters_PM = exponentials_PK[:, 1 : 1 + len(table_KM)] @ table_KM / exponentials_PK.sum(-1, keepdims=True)
+        step = len(states_YXC) // tokens_side
+        letters_YSXSNM = letters_PM.reshape(tokens_side, step, tokens_side, step, -1, config.dim)
+        letters_LNM = letters_YSXSNM.swapaxes(1, 2).reshape(tokens_side**2, len(scale_NM), config.dim)
+        return np.einsum("lnm,nm->lm", letters_LNM, scale_NM)
+
+    def _embedded(self, x_VYXC: NDArray[Any], image_side: int) -> Floats:
+        """Return the patches of pixels, or of outputs of the stem, with their positions, window by window, [V, N, W, D]."""
+        grid, side = self._vision.grid_side(image_side), self._vision.patch_side // self._vision.stem_stride
+        values_VYXE = x_VYXC.reshape(len(x_VYXC), grid, side, grid, side, -1).swapaxes(2, 3)
         values_VNWE = self._windows_from_rows(values_VYXE.reshape(-1, grid, grid, self._vision.patch_inputs))
         position_YXD = interpolated(self._weights["vision.position_GGD"], grid)
         patches_VNWD = self._parts.linear("vision.patch", values_VNWE.astype(np.float32, copy=False))
