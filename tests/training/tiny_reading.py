@@ -29,7 +29,7 @@ STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, 
 
 def reader_config(stem: tuple[ConvolutionConfig, ...] = STEM) -> ReaderConfig:
     towers = clip_config()
-    decoder = DecoderConfig(vocab_size=100, dim=towers.dim, layers=towers.layers, context_length=64)
+    decoder = DecoderConfig(vocab_size=200, dim=towers.dim, layers=towers.layers, context_length=64)
     vision = replace(towers.vision, image_side=32, patch_side=16, stem=stem)
     return ReaderConfig.of(decoder, vision, PixelShuffleAdapterConfig(factor=2))
 

@@ -14,6 +14,7 @@ from native_bundles import CONFIG, write_compressed, write_random_adapter
 from torch import nn
 
 from openafm.bundle import Bundle
+from openafm.bundle.decoder import load_decoder
 from openafm.compression.deploy import FixedRounding, build_decoder
 from openafm.compression.group_linear import GroupedProduct, GroupLinear
 from openafm.compression.grouped import FORMATS, GroupedMatrix
@@ -29,7 +30,8 @@ from openafm.models.vision.config import (
 )
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.sizes import adapter_for, windowed_encoder
 from openafm.runtime.engines.base import InsertedEmbeddings, InsertedEmbeddingsError
 from openafm.runtime.engines.prefix_cache import PrefixCache
@@ -39,13 +41,14 @@ from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.native.support import unsupported
-from openafm.runtime.native.vision import VisionTower, interpolated, neighborhoods
+from openafm.runtime.native.vision import LazyVisionTower, VisionTower, interpolated, neighborhoods
 from openafm.runtime.native.vision_parts import TowerParts
 
 VISION = windowed_encoder(
     image_side=32, patch_side=4, window_side=4, dim=32, num_layers=3, num_heads=4, mlp_dim=48, num_global_layers=1
 )
 STEM = (ConvolutionConfig(channels=8, kernel_side=5, stride=2), ConvolutionConfig(channels=12))
+READING_STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, stride=2))
 MODES = (ImageModeConfig(name="balanced", side=32, tokens=9), ImageModeConfig(name="high", side=32, tokens=4, grid=2))
 
 
@@ -93,6 +96,29 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
     found = tower.encode(views(2, side), 4)
     assert found.dtype == np.float32
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def reading(stem: tuple[ConvolutionConfig, ...], factor: int) -> ReaderConfig:
+    vision = windowed_encoder(
+        image_side=64, patch_side=16, window_side=2, dim=32, num_layers=2, num_heads=4, mlp_dim=64, num_global_layers=1
+    )
+    return ReaderConfig.of(CONFIG, replace(vision, stem=stem), PixelShuffleAdapterConfig(factor=factor))
+
+
+@pytest.mark.parametrize(("stem", "factor"), [(READING_STEM, 1), (READING_STEM, 2), ((), 2)])
+@pytest.mark.parametrize("side", [64, 128])
+def test_the_tower_of_a_reader_equals_the_torch_modules(
+    stem: tuple[ConvolutionConfig, ...], factor: int, side: int, tmp_path: Path
+) -> None:
+    bundle = write_compressed(tmp_path / "reader", config=reading(stem, factor))
+    model, num_tokens = load_decoder(bundle), (side // 16 // factor) ** 2
+    assert isinstance(model, MultimodalDecoder)
+    with torch.no_grad():
+        expected = model.encode_images(torch.tensor(views(2, side)), num_tokens).float().numpy()
+        without = MultimodalDecoder.image_tokens(model, model.vision(torch.tensor(views(2, side))), side // 16 // factor)
+    found = LazyVisionTower(bundle, 1, None).encode(views(2, side), num_tokens)
+    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+    assert np.abs(without.flatten(0, 1).float().numpy() - expected).max() > 1e-2 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("side", "kernel_side", "stride"), [(9, 3, 1), (9, 5, 2), (16, 7, 4), (10, 1, 3)])

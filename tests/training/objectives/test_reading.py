@@ -175,5 +175,5 @@ def test_configs_are_checked() -> None:
     assert reader_config().other_parameters() == sum(
         weight.numel()
         for name, weight in reader_config().build().named_parameters()
-        if name.startswith(("vision", "adapter", "letters"))
+        if name.startswith(("vision", "adapter", "letter"))
     )

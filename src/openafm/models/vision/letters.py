@@ -10,10 +10,9 @@ NO_LETTER = 0
 _FIRST, _LAST = ord("!"), ord("~")
 OTHER = _LAST - _FIRST + 2
 NUM_CLASSES = OTHER + 1
-FIRST_BYTE_TOKEN = 64
-"""The token of byte 0 in tokenizers of openafm: `NUM_SPECIAL_TOKENS` there, which this folder does not import."""
-CLASS_BYTES = tuple(range(_FIRST, _LAST + 1))
-"""The bytes of the letters of classes 1, 2, ...; NO_LETTER and OTHER have none."""
+LETTER_TOKENS = range(64, 64 + OTHER - 1)
+"""The tokens of classes 1, 2, ... in every tokenizer of openafm: printable ASCII follows the special tokens. NO_LETTER and
+OTHER have none."""
 
 
 def class_of(letter: str) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
-from openafm.models.vision.letters import CELL, CLASS_BYTES, FIRST_BYTE_TOKEN, NUM_CLASSES
+from openafm.models.vision.letters import CELL, LETTER_TOKENS, NUM_CLASSES
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ReaderConfig(MultimodalConfig):
             isinstance(self.adapter, PixelShuffleAdapterConfig),
             f"letters need tokens of whole patches; use a PixelShuffleAdapterConfig, got {type(self.adapter).__name__}",
         )
-        needed = max(self.letter_tokens) + 1
+        needed = LETTER_TOKENS.stop
         self.require(
             self.vocab_size >= needed, f"vocab_size must be {needed} or more to spell letters, got {self.vocab_size}"
         )
@@ -119,11 +119,6 @@ class ReaderConfig(MultimodalConfig):
         assert isinstance(self.adapter, PixelShuffleAdapterConfig)
         rows, columns = self.cells
         return (self.adapter.factor * self.vision.patch_side // self._side) ** 2 * rows * columns
-
-    @property
-    def letter_tokens(self) -> list[int]:
-        """The tokens of the letters of classes 1, 2, ... in any tokenizer of openafm (`tokenizer/bpe.py`)."""
-        return [FIRST_BYTE_TOKEN + byte for byte in CLASS_BYTES]
 
     @property
     def letters_dim(self) -> int:

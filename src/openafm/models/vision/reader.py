@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from openafm.models.layers import Linear
 from openafm.models.vision.encoder import VisionStates
-from openafm.models.vision.letters import CLASS_BYTES, NUM_CLASSES
+from openafm.models.vision.letters import LETTER_TOKENS, NUM_CLASSES
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import ReaderConfig
 
@@ -32,7 +32,8 @@ class Reader(MultimodalDecoder):
     def image_tokens(self, states: VisionStates, side: int) -> Tensor:
         """Return the tokens of views, [V, L, D]: the adapter's output plus the expected embeddings of the letters."""
         probabilities_VYXNK = self._logits(_local(states)).float().softmax(-1)
-        letters_VYXND = probabilities_VYXNK[..., 1 : 1 + len(CLASS_BYTES)] @ self._letter_embeddings()
+        table_KD = self.embedding[LETTER_TOKENS.start : LETTER_TOKENS.stop].float()
+        letters_VYXND = probabilities_VYXNK[..., 1 : 1 + len(table_KD)] @ table_KD
         step = letters_VYXND.shape[1] // side
         letters_VLSND = letters_VYXND.unflatten(2, (side, step)).unflatten(1, (side, step)).transpose(2, 3).flatten(3, 4)
         found_VLD = (letters_VLSND.flatten(1, 2).flatten(2, 3) * self.letter_scale_ND).sum(2)
@@ -54,10 +55,6 @@ class Reader(MultimodalDecoder):
         """Return the logits of the classes in the cells of states, [..., N, K]."""
         logits_NK: Tensor = self.letters(states_C).unflatten(-1, (-1, NUM_CLASSES))
         return logits_NK
-
-    def _letter_embeddings(self) -> Tensor:
-        """Return the decoder's embeddings of the bytes of letters, in fp32."""
-        return self.embedding[self.config.letter_tokens].float()
 
 
 def _local(states: VisionStates) -> Tensor:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
 from openafm.bundle.errors import BundleError
+from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.compression.int8_rows import with_vision_for_products
 from openafm.models.vision.config import (
     GlobalScopeConfig,
@@ -25,7 +26,7 @@ from openafm.models.vision.config import (
     VisionLayerConfig,
     WindowScopeConfig,
 )
-from openafm.models.vision.letters import NUM_CLASSES
+from openafm.models.vision.letters import LETTER_TOKENS, NUM_CLASSES
 from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.pooling import pooling_of_taps
@@ -59,8 +60,11 @@ class LazyVisionTower:
     def _loaded(self) -> VisionTower:
         with self._loading:
             if self._tower is None:
-                tensors = with_vision_for_products(self._bundle.tensors(), self._bundle.numerics)
-                config = cast(MultimodalConfig, self._bundle.config)
+                numerics, config = self._bundle.numerics, cast(MultimodalConfig, self._bundle.config)
+                tensors = with_vision_for_products(self._bundle.tensors(), numerics)
+                if isinstance(config, ReaderConfig) and numerics.embedding in FORMATS:
+                    format, shape = FORMATS[numerics.embedding], (config.vocab_size, config.dim)
+                    tensors["embedding"] = GroupedMatrix.from_tensors("embedding", tensors, format, shape).dequantize()
                 self._tower = VisionTower(config, tensors, num_threads=self._num_threads, kernels=self._kernels)
             return self._tower
 
@@ -74,7 +78,7 @@ class VisionTower:
     """Encodes views as the embeddings of image tokens.
 
     Args:
-        tensors: the bundle's, in fp32; matrices with rounded inputs in int8 with their scales.
+        tensors: the bundle's, in fp32; matrices with rounded inputs in int8 with their scales. A reader's embedding is used.
         kernels: name of a kernel set; None for the best of this processor.
     """
 
@@ -93,7 +97,7 @@ class VisionTower:
             if name.startswith(("vision.", "adapter.", "letter"))
         }
         if isinstance(config, ReaderConfig):
-            self._weights["letter_embeddings_KD"] = np.asarray(tensors["embedding"][config.letter_tokens], np.float32)
+            self._weights["letter_embeddings_KD"] = tensors["embedding"][LETTER_TOKENS.start : LETTER_TOKENS.stop]
         self._check_stem()
         self._fold_normalization()
         self._fold_layer_scales()
