@@ -61,13 +61,19 @@ def test_words_without_room_and_other_regions_are_left_out() -> None:
     assert not has_words(document_of(title))
 
 
-def test_cells_without_a_letter_are_outside_of_all_words() -> None:
+def test_cells_without_a_letter_are_outside_of_words_and_between_their_letters() -> None:
     lines = [Region(label="abcdefghijklmnopqrstuvwxyz", box=(0, top, 100, top + 4), kind="word") for top in range(0, 20, 4)]
     crowded = Region(label="w" * 200, box=(0, 60, 100, 100), kind="word")  # too many letters for its cells
-    tokens = letter_tokens(document_of(*lines, crowded), (100, 100), 448)
-    empty = [row * CELL[0] / 4.48 for row, _, letter in triples(tokens) if letter == NO_LETTER]
-    assert len(empty) > 5
-    assert all(20 < top < 60 for top in empty)
+    found = triples(letter_tokens(document_of(*lines, crowded), (100, 100), 448))
+    letters = {(row, column) for row, column, letter in found if letter != NO_LETTER}
+    empty = [(row, column) for row, column, letter in found if letter == NO_LETTER]
+    tops = [row * CELL[0] / 4.48 for row, _ in empty]
+    assert all(top < 60 for top in tops)
+    assert sum(top > 20 for top in tops) > 5
+    inside = [place for place, top in zip(empty, tops, strict=True) if top <= 20]
+    assert len(inside) >= EMPTY_SHARE * len(letters) / 2 - 1
+    assert not letters.intersection(inside)
+    assert found == triples(letter_tokens(document_of(*lines, crowded), (100, 100), 448))
 
 
 def test_classes() -> None:

@@ -14,9 +14,9 @@ from itertools import accumulate
 from openafm.data.images.documents import ImageDocument, Region
 from openafm.models.vision.letters import CELL, NO_LETTER, class_of
 
-EMPTY_SHARE = 0.3
-"""Cells without a letter, as a share of those with one."""
-MOST_LETTERS = 200
+EMPTY_SHARE = 1.0
+"""Cells without a letter, as a share of those with one: half of them between the centers of letters of a word."""
+MOST_LETTERS = 150
 """Letters of an image, so that a row of 1,024 tokens holds them."""
 _NARROW, _WIDE = frozenset("iljft.,:;'!|()[]1I-’"), frozenset("mwMW@%&")
 
@@ -34,14 +34,20 @@ def letter_tokens(document: ImageDocument, size: tuple[int, int], side: int) -> 
     """
     places: dict[tuple[int, int], int] = {}
     taken: set[tuple[int, int]] = set()
+    spelled: set[tuple[int, int]] = set()
     for region in document.regions:
         if region.kind == "word":
-            places |= dict(_letters(region, size, side))
-            taken |= set(_cells(region, size, side))
+            letters, cells = dict(_letters(region, size, side)), set(_cells(region, size, side))
+            places |= letters
+            taken |= cells
+            spelled |= cells if letters else set()
+    between = sorted(spelled - places.keys())
     rng = random.Random(hashlib.blake2b(document.id.encode(), digest_size=8).digest())
     if len(places) > MOST_LETTERS:
         places = dict(rng.sample(sorted(places.items()), MOST_LETTERS))
-    for _ in range(round(EMPTY_SHARE * len(places))):
+    num_empty = round(EMPTY_SHARE * len(places))
+    places |= dict.fromkeys(rng.sample(between, min(num_empty // 2, len(between))), NO_LETTER)
+    for _ in range(num_empty - num_empty // 2):
         place = rng.randrange(side // CELL[0]), rng.randrange(side // CELL[1])
         if place not in taken:
             places[place] = NO_LETTER

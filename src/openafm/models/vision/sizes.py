@@ -74,11 +74,11 @@ def rw_vitdet_micro() -> VisionConfig:
 
 
 def reader_nano() -> VisionConfig:
-    """Return a small encoder for reading: 448 pixels in 16 windows, with convolutions before the patches."""
+    """Return a small encoder for reading: 448 pixels in 49 windows, with convolutions before the patches."""
     encoder = windowed_encoder(
         image_side=448,
         patch_side=16,
-        window_side=7,
+        window_side=4,
         dim=128,
         num_layers=2,
         num_heads=4,

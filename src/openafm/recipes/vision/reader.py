@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from openafm.data.drawing.words import WordsConfig
 from openafm.data.images.packing import Learned
-from openafm.data.images.resolution import Mode, ResolutionConfig
+from openafm.data.images.resolution import ResolutionConfig
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import ReaderConfig
@@ -31,11 +31,18 @@ from openafm.training.schedules import WarmupCosine
 
 READER_RESOLUTIONS = {
     "micro": ResolutionConfig(side=168, rapid_side=56, tokens=49, rapid_tokens=9),
-    "nano": ResolutionConfig(side=448, rapid_side=224, tokens=784, rapid_tokens=196),
+    "nano": ResolutionConfig(side=448, rapid_side=64, tokens=784, rapid_tokens=16),
 }
-MODES: dict[str, tuple[Mode, ...]] = {"micro": ("balanced",), "nano": ("balanced", "rapid")}
-WORDS = {"micro": WordsConfig(side=168, most_lines=4), "nano": WordsConfig(side=224, most_lines=5)}
-"""Pages of words as large as a view of the last mode, which shows them."""
+PAGES = {
+    "micro": {"words": WordsConfig(side=168, most_lines=4)},
+    "nano": {
+        "small_words": WordsConfig(side=64, most_lines=1),
+        "words": WordsConfig(side=128, most_lines=2),
+        "large_words": WordsConfig(side=256, most_lines=6),
+    },
+}
+"""Pages of words by source, shown as they are. The decoder learns from small pages, which have few tokens, to find the next
+letter; large pages alone teach it nothing in that time (docs/benchmarks.md, Transcribing)."""
 ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAdapterConfig(factor=1)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
@@ -47,7 +54,7 @@ LANGUAGES = ("en",)
 
 @recipe("vision.letters", sizes=("micro", "nano"))
 def letters(size: str) -> RunConfig:
-    """Train the convolutions of an encoder to name the letters of drawn flyers and signs in English, from fresh weights."""
+    """Train the convolutions of an encoder to name the letters of drawn flyers, signs and words in English."""
     weights = {"letters": 0.5, "word_letters": 0.5}
     return _run("vision.letters", size, ReadingConfig(), weights, texts=(), held_out="letters")
 
@@ -55,7 +62,8 @@ def letters(size: str) -> RunConfig:
 @recipe("vision.transcribe", sizes=("micro", "nano"), starts_from="vision.letters")
 def transcribe(size: str) -> RunConfig:
     """Train a model of `vision.letters` to transcribe the drawings; its convolutions go on with letters."""
-    objective, weights = ReadingConfig(stem_learns_from="letters"), {"letters": 0.1, "words": 0.7, "texts": 0.2}
+    objective = ReadingConfig(stem_learns_from="letters")
+    weights = {"letters": 0.1, **{name: 0.7 / len(PAGES[size]) for name in PAGES[size]}, "texts": 0.2}
     return _run("vision.transcribe", size, objective, weights, texts=("transcription",), held_out="transcription")
 
 
@@ -86,7 +94,7 @@ def _run(
         ),
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
         trainer=TrainerConfig(
-            model=ReaderConfig.of(decoder, vision, ADAPTERS[size], tuple(map(READER_RESOLUTIONS[size].mode, MODES[size]))),
+            model=ReaderConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
             objective=replace(objective, sources=("letters", "word_letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
@@ -102,14 +110,11 @@ def _run(
 
 
 def _corpus(source: str, size: str, texts: tuple[Learned, ...]) -> DrawnCorpusConfig:
-    match source:
-        case "letters":
-            return _english(source, size, ("letters",))
-        case "word_letters":
-            return _words(source, size, ("letters",))
-        case "words":
-            return _words(source, size, ("transcription",))
-    return _english(source, size, texts)
+    if source in PAGES[size]:
+        return _words(source, size, PAGES[size][source], ("transcription",))
+    if source == "word_letters":
+        return _words(source, size, max(PAGES[size].values(), key=lambda page: page.side), ("letters",))
+    return _english(source, size, ("letters",) if source == "letters" else texts)
 
 
 def _english(name: str, size: str, learn: tuple[Learned, ...], *, held_out: bool = False) -> DrawnCorpusConfig:
@@ -117,8 +122,9 @@ def _english(name: str, size: str, learn: tuple[Learned, ...], *, held_out: bool
     return replace(corpus, drawing=replace(corpus.drawing, languages=LANGUAGES))
 
 
-def _words(name: str, size: str, learn: tuple[Learned, ...]) -> DrawnCorpusConfig:
+def _words(name: str, size: str, page: WordsConfig, learn: tuple[Learned, ...]) -> DrawnCorpusConfig:
     """Return pages of words. Their number is that of flyers and signs together."""
-    corpus = _english(name, size, learn)
-    drawing = replace(corpus.drawing, generators=(WORDS[size],), count=len(KINDS) * corpus.drawing.count)
-    return replace(corpus, drawing=drawing, packing=replace(corpus.packing, mode=MODES[size][-1]))
+    corpus, full = _english(name, size, learn), READER_RESOLUTIONS[size]
+    drawing = replace(corpus.drawing, generators=(page,), count=len(KINDS) * corpus.drawing.count)
+    resolution = replace(full, side=page.side, tokens=full.tokens * page.side**2 // full.side**2)
+    return replace(corpus, drawing=drawing, packing=replace(corpus.packing, resolution=resolution))

@@ -18,7 +18,7 @@ class WordsConfig(GeneratorConfig):
     most_lines: int = 10
 
     def __post_init__(self) -> None:
-        self.require(100 <= self.side <= 2000, f"side must be 100 to 2000 pixels, got {self.side}")
+        self.require(64 <= self.side <= 2000, f"side must be 64 to 2000 pixels, got {self.side}")
         self.require(1 <= self.most_lines <= 40, f"most_lines must be 1 to 40, got {self.most_lines}")
 
     @property

@@ -22,7 +22,7 @@ from openafm.data.synthetic.text_files.posters import poster_texts
 
 _TRIES = 40
 _SMALLEST, _LARGEST, _SMALLEST_DISPLAY = 10, 44, 28
-_MARGIN = 8
+_MARGIN = 4
 _MOST_WORDS, _MOST_LETTERS = 4, 9
 _KINDS = {"letters": 0.5, "word": 0.25, "number": 0.25}
 _NUMBERS = ("#", "##", "####", "#:##", "##:##", "#.##", "$##", "€#,##", "##/##", "##.##.####", "####-##-##", "##%", "(###)")
@@ -42,7 +42,7 @@ class WordsGenerator(Generator):
         y, num_lines = rng.uniform(_MARGIN, self._config.side / 4), rng.randint(1, self._config.most_lines)
         lines: list[str] = []
         for _ in range(_TRIES):
-            font, size = rng.choice(fonts), _draw_size(rng)
+            font, size = rng.choice(fonts), _draw_size(rng, self._config.side)
             if font.family.endswith("Display"):
                 size = max(size, _SMALLEST_DISPLAY)
             if len(lines) == num_lines or y + 1.6 * size > self._config.side:
@@ -86,21 +86,21 @@ def _put_line(
     canvas: Canvas, rng: random.Random, y: float, font: Font, size: int, palette: Palette, words: Sequence[str]
 ) -> str:
     """Draw the first words of a line, as many as fit, and return them; nothing if the first does not."""
-    room, line = canvas.width - 2 * _MARGIN - size, ""
+    room, line = canvas.width - 2 * _MARGIN - size // 2, ""
     for word in words:
         longer = f"{line} {word}".strip()
         if font.missing(word) or text_width(longer, font, size) > room:
             break
         line = longer
     if line:
-        x = _MARGIN + size / 2 + rng.random() * (room - text_width(line, font, size))
+        x = _MARGIN + size / 4 + rng.random() * (room - text_width(line, font, size))
         canvas.text(x, y + 0.8 * size, line, font, size, rng.choice((palette.ink, palette.ink, palette.accent)), anchor="lm")
     return line
 
 
-def _draw_size(rng: random.Random) -> int:
+def _draw_size(rng: random.Random, side: int) -> int:
     """Small letters are as frequent as in scaled pages: the size is uniform in its logarithm."""
-    return round(_SMALLEST * (_LARGEST / _SMALLEST) ** rng.random())
+    return round(_SMALLEST * (min(_LARGEST, side / 4) / _SMALLEST) ** rng.random())
 
 
 def _draw_words(rng: random.Random, language: str, split: Split) -> list[str]:
