@@ -94,3 +94,18 @@ def test_equal_drawings_give_equal_bytes(font):
     assert first.png() == second.png()
     assert json.dumps(first.commands) == json.dumps(second.commands)
     assert [command["op"] for command in first.commands] == ["canvas", "rectangle", "polygon", "text"]
+
+
+def test_centers_of_letters_are_in_the_middle_of_their_ink(font):
+    canvas = Canvas(400, 100)
+    (word,) = canvas.text(30, 20, "HMIX", font, 40)
+    for letter, (x, y) in zip("HMIX", word.centers, strict=True):
+        alone = Canvas(400, 100)
+        (ink,) = alone.text(100, 20, letter, font, 40)
+        width = ink.box[2] - ink.box[0]
+        row = np.asarray(canvas.image().convert("L"))[int(word.box[1]) : int(word.box[3])]
+        columns = np.flatnonzero((row < 128).any(0))
+        near = columns[np.abs(columns - x) <= width / 2 + 2]
+        assert abs((near.min() + near.max() + 1) / 2 - x) <= 3
+        assert y == (word.box[1] + word.box[3]) / 2
+    assert canvas.text(200, 5, "上下", fonts_for("zh-Hans")[0], 20, direction="ttb")[0].centers == ()

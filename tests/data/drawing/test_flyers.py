@@ -129,6 +129,25 @@ def test_every_condition_moves_boxes_with_their_ink(name):
         assert box == word.box
 
 
+@pytest.mark.parametrize("name", ["crumpled", "reencoded"])
+def test_centers_of_letters_move_with_their_ink(name):
+    canvas = Canvas(400, 520)
+    (word,) = canvas.text(100, 240, "OOOOOO", fonts_for("en")[0], 40)
+    shot = shoot(canvas.image(), [word], random.Random(2), CONDITIONS[name], protected={0})
+    (region,) = shot.regions
+    for (x, y), (moved_x, moved_y) in zip(word.centers, region.centers, strict=True):
+        dot = Canvas(400, 520, (0, 0, 0))
+        dot.rectangle((x - 2, y - 2, x + 2, y + 2), fill=(255, 255, 255))
+        ink = dot.image().convert("L")
+        if "geometry" in shot.log:
+            ink = Geometry.of_log(shot.log["geometry"]).warp(ink)
+        left, top, right, bottom = ink.getbbox()
+        assert abs((left + right) / 2 - moved_x) < 1.5
+        assert abs((top + bottom) / 2 - moved_y) < 1.5
+    if "geometry" in shot.log:
+        assert region.centers != word.centers
+
+
 def test_geometry_inverts():
     import numpy as np
 

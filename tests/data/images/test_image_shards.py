@@ -35,7 +35,10 @@ def document_of(number: int, *images: StoredImage) -> tuple[ImageDocument, Seque
         parts=(TextPart(text=f"図 {number} \ud800"), *(ImagePart(digest=image.digest) for image in images)),
         captions={"alt": "a cat", "grounded": "a cat [1,2,3,4]"},
         transcription="| a |",
-        regions=(Region(label="cat", box=(1, 2.5, 3, 4), kind="object", image=images[0].digest),),
+        regions=(
+            Region(label="cat", box=(1, 2.5, 3, 4), kind="object", image=images[0].digest),
+            Region(label="ab", box=(1, 2, 9, 4), kind="word", image=images[0].digest, centers=((2.5, 3.0), (7.1, 3.0))),
+        ),
         questions=(Question(question="?", answer="!", kind="spatial"),),
         split="held_out" if number % 2 else "train",
         metadata={"design": "7"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,17 @@ def test_letters_divide_the_box_of_their_word() -> None:
         (middle // CELL[0], int(center // CELL[1]), class_of(letter)) for center, letter in zip(centers, "noon", strict=True)
     ]
     assert found == expected
+
+
+def test_centers_of_letters_are_used_where_they_are_known() -> None:
+    """A word that climbs; with as many centers as letters, or else by the widths of its box."""
+    centers = ((12.0, 28.0), (20.0, 25.0), (31.0, 24.0), (44.0, 21.0))
+    word = Region(label="noon", box=(10, 20, 50, 30), kind="word", centers=centers)
+    found = letters_of(letter_tokens(document_of(word), (200, 100), 400))
+    expected = [(int(4 * y // CELL[0]), int(2 * x // CELL[1])) for x, y in centers]
+    assert [(row, column) for row, column, _ in sorted(found, key=lambda each: each[1])] == expected
+    by_widths = letters_of(letter_tokens(document_of(replace(word, centers=())), (200, 100), 400))
+    assert letters_of(letter_tokens(document_of(replace(word, centers=centers[:3])), (200, 100), 400)) == by_widths != found
 
 
 def test_narrow_letters_take_less_room() -> None:
@@ -106,7 +118,7 @@ def test_letters_of_a_drawing_are_where_its_ink_is() -> None:
                 empty.append(contrast(grays, row, column))
     means = {shift: float(np.mean(values)) for shift, values in contrasts.items()}
     assert all(means[0, 0] > 1.2 * mean for shift, mean in means.items() if shift != (0, 0)), means
-    assert np.median(empty) < 0.2 * means[0, 0]
+    assert np.quantile(empty, 0.25) < 0.2 * means[0, 0]  # half of them are between letters
 
 
 def contrast(grays: NDArray[np.float32], row: int, column: int) -> float:

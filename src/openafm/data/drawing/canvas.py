@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -166,7 +167,9 @@ class Canvas:
             if around.mask is not None:
                 self._image.paste(outline_fill, (round(x) + around.left, round(y) + around.top), around.mask)
         self._image.paste(fill, (left, top), glyphs.mask)
-        return Region(label=word, box=(float(box[0]), float(box[1]), float(box[2]), float(box[3])), kind=kind)
+        centers = () if direction == "ttb" else _centers(word, x, (box[1] + box[3]) / 2, font, size)
+        bounds = (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
+        return Region(label=word, box=bounds, kind=kind, centers=centers)
 
     def text_block(
         self,
@@ -278,6 +281,12 @@ def png_bytes(image: Image) -> bytes:
     out = io.BytesIO()
     image.save(out, "PNG", compress_level=PNG_COMPRESSION)
     return out.getvalue()
+
+
+def _centers(word: str, x: float, y: float, font: Font, size: int) -> tuple[Point, ...]:
+    """Return the middle of the room that each character of a line takes, at the height `y`."""
+    ends = [_length(word[:count], font, size) for count in range(len(word) + 1)]
+    return tuple((x + (start + end) / 2, y) for start, end in itertools.pairwise(ends))
 
 
 @functools.lru_cache(maxsize=8192)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from openafm.core.config import Config, dump, from_dict, to_dict
@@ -24,7 +24,7 @@ from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.fonts import FontMissingError, installed_fonts
 from openafm.data.drawing.pdf import PdfConfig, pdf_pages
 from openafm.data.images.building import ShardSource, Unit, build_image_corpus
-from openafm.data.images.documents import ImageDocument, ImagePart, Part, Region, StoredImage, TextPart
+from openafm.data.images.documents import ImageDocument, ImagePart, Part, StoredImage, TextPart
 from openafm.data.images.manifest import Manifest
 from openafm.data.images.shard_writer import ShardItem
 from openafm.data.pipeline.store import config_key, key_of, modules_of
@@ -88,7 +88,7 @@ def image_document(drawn: Drawn, name: str, split: Split) -> tuple[ImageDocument
     """Return a drawing as a document of an image corpus, and its images. The transcription is the text."""
     images = tuple(_stored(image, name) for image in drawn.images)
     regions = [
-        Region(label=region.label, box=region.box, kind=region.kind, image=stored.digest if len(images) > 1 else "")
+        replace(region, image=stored.digest if len(images) > 1 else "")
         for image, stored in zip(drawn.images, images, strict=True)
         for region in image.regions
     ]

@@ -42,6 +42,8 @@ class Region:
     kind: str = "object"
     image: str = ""
     """Digest of the image; empty in documents with one image."""
+    centers: tuple[tuple[float, float], ...] = ()
+    """The center of each character of a word in pixels; empty where they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Letters of an image as tokens: (row, column, class) of the cells of a view, for training an encoder to read.
 
-Drawings have the box of each word (`Region`). The letters of a word divide its box by the usual widths of letters, so a
-place is right within a few pixels. Words that are too small for their letters to have a cell each are left out.
+Drawings have the box of each word and the centers of its letters (`Region`). Where the centers are not known, the letters
+divide the box by the usual widths of letters: a quarter of them is then in the cell beside the right one. Words that are too
+small for their letters to have a cell each are left out.
 """
 
 from __future__ import annotations
@@ -64,18 +65,19 @@ def _cells(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[i
 
 def _letters(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[tuple[int, int], int]]:
     """Return the cell and the class of each letter of a word."""
-    (left, top, right, bottom), (width, height) = region.box, size
-    left, right, middle = left * side / width, right * side / width, (top + bottom) / 2 * side / height
-    if right - left < len(region.label) * CELL[1]:
+    (left, top, right, bottom), (width, height), word = region.box, size, region.label
+    if (right - left) * side / width < len(word) * CELL[1]:
         return
-    for letter, share in zip(region.label, _centers(region.label), strict=True):
-        row, column = int(middle // CELL[0]), int((left + share * (right - left)) // CELL[1])
+    usual = ((left + share * (right - left), (top + bottom) / 2) for share in _usual_centers(word))
+    centers = region.centers if len(region.centers) == len(word) else tuple(usual)
+    for letter, (x, y) in zip(word, centers, strict=True):
+        row, column = int(y * side / height // CELL[0]), int(x * side / width // CELL[1])
         if 0 <= row < side // CELL[0] and 0 <= column < side // CELL[1]:
             yield (row, column), class_of(letter)
 
 
-def _centers(word: str) -> Sequence[float]:
-    """Return the centers of the letters of a word, as shares of its width."""
+def _usual_centers(word: str) -> Sequence[float]:
+    """Return the usual centers of the letters of a word, as shares of its width."""
     widths = [0.55 if letter in _NARROW else 1.5 if letter in _WIDE else 1.2 if letter.isupper() else 1.0 for letter in word]
     ends = list(accumulate(widths))
     return [(end - width / 2) / ends[-1] for end, width in zip(ends, widths, strict=True)]

@@ -105,7 +105,7 @@ def _document(row: Mapping[str, Any], path: Path) -> ImageDocument:
             **{name: row[name] for name in _PLAIN},
             parts=tuple(_part(values) for values in parts),
             captions={level: row[column] for level, column in _CAPTIONS.items() if row[column]},
-            regions=tuple(Region(**values | {"box": tuple(values["box"])}) for values in regions),
+            regions=tuple(map(_region, regions)),
             questions=tuple(Question(**values) for values in questions),
             metadata=metadata,
         )
@@ -123,10 +123,16 @@ def _part(values: Mapping[str, str]) -> Part:
     return ImagePart(digest=values["image"]) if "image" in values else TextPart(text=values["text"])
 
 
+def _region(values: dict[str, Any]) -> Region:
+    centers = tuple((float(x), float(y)) for x, y in values.get("centers", ()))
+    return Region(**values | {"box": tuple(values["box"]), "centers": centers})
+
+
 def _region_values(region: Region) -> dict[str, Any]:
     box = [round(float(value), 2) for value in region.box]
     values = {"label": region.label, "box": box, "kind": region.kind}
-    return values | ({"image": region.image} if region.image else {})
+    centers = [[round(x, 1), round(y, 1)] for x, y in region.centers]
+    return values | ({"image": region.image} if region.image else {}) | ({"centers": centers} if centers else {})
 
 
 def _json(value: object) -> str:

@@ -86,6 +86,15 @@ class Geometry:
             found = flat - self.shift(found)
         return found
 
+    def points(self, points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+        """Return points of the drawing as points of the photograph, rounded."""
+        import numpy as np
+
+        if not points:
+            return ()
+        mapped = self.to_photograph(np.array(points, dtype=np.float64)).round(1)
+        return tuple((float(x), float(y)) for x, y in mapped)
+
     def boxes(self, boxes: Sequence[Box]) -> list[Box]:
         """Return the boxes around boxes of the drawing, within the photograph."""
         import numpy as np

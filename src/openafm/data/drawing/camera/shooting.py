@@ -6,7 +6,7 @@ import io
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from openafm.data.drawing.camera.conditions import Condition
@@ -69,7 +69,7 @@ def shoot(
     quality = rng.randint(*condition.quality)
     log["quality"] = quality
     seen = tuple(
-        Region(label=region.label, box=box, kind=region.kind)
+        replace(region, box=box, centers=geometry.points(region.centers))
         for index, (region, box) in enumerate(zip(regions, boxes, strict=True))
         if index not in covered
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -100,7 +101,8 @@ def _put_line(
 
 def _draw_size(rng: random.Random, side: int) -> int:
     """Small letters are as frequent as in scaled pages: the size is uniform in its logarithm."""
-    return round(_SMALLEST * (min(_LARGEST, side / 4) / _SMALLEST) ** rng.random())
+    largest: float = min(_LARGEST, side / 4)
+    return round(_SMALLEST * math.pow(largest / _SMALLEST, rng.random()))
 
 
 def _draw_words(rng: random.Random, language: str, split: Split) -> list[str]:
