@@ -36,7 +36,7 @@ READER_RESOLUTIONS = {
 PAGES = {
     "micro": {"words": WordsConfig(side=168, most_lines=4)},
     "nano": {
-        "small_words": WordsConfig(side=64, most_lines=1),
+        "small_words": WordsConfig(side=128, most_lines=1, smallest=20),
         "words": WordsConfig(side=128, most_lines=2),
         "large_words": WordsConfig(side=256, most_lines=6),
     },

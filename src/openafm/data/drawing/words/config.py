@@ -16,9 +16,14 @@ class WordsConfig(GeneratorConfig):
 
     side: int = 448
     most_lines: int = 10
+    smallest: int = 10
+    """The smallest size of a font in pixels."""
 
     def __post_init__(self) -> None:
         self.require(64 <= self.side <= 2000, f"side must be 64 to 2000 pixels, got {self.side}")
+        self.require(
+            8 <= self.smallest <= self.side // 4, f"smallest is 8 pixels to a quarter of the side, got {self.smallest}"
+        )
         self.require(1 <= self.most_lines <= 40, f"most_lines must be 1 to 40, got {self.most_lines}")
 
     @property

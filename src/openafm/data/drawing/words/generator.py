@@ -22,7 +22,7 @@ from openafm.data.synthetic.tasks.messages import draw_message, draw_other_messa
 from openafm.data.synthetic.text_files.posters import poster_texts
 
 _TRIES = 40
-_SMALLEST, _LARGEST, _SMALLEST_DISPLAY = 10, 44, 28
+_LARGEST, _SMALLEST_DISPLAY = 44, 28
 _MARGIN = 4
 _MOST_WORDS, _MOST_LETTERS = 4, 9
 _KINDS = {"letters": 0.5, "word": 0.25, "number": 0.25}
@@ -43,7 +43,7 @@ class WordsGenerator(Generator):
         y, num_lines = rng.uniform(_MARGIN, self._config.side / 4), rng.randint(1, self._config.most_lines)
         lines: list[str] = []
         for _ in range(_TRIES):
-            font, size = rng.choice(fonts), _draw_size(rng, self._config.side)
+            font, size = rng.choice(fonts), _draw_size(rng, self._config)
             if font.family.endswith("Display"):
                 size = max(size, _SMALLEST_DISPLAY)
             if len(lines) == num_lines or y + 1.6 * size > self._config.side:
@@ -99,10 +99,10 @@ def _put_line(
     return line
 
 
-def _draw_size(rng: random.Random, side: int) -> int:
+def _draw_size(rng: random.Random, config: WordsConfig) -> int:
     """Small letters are as frequent as in scaled pages: the size is uniform in its logarithm."""
-    largest: float = min(_LARGEST, side / 4)
-    return round(_SMALLEST * math.pow(largest / _SMALLEST, rng.random()))
+    largest: float = max(min(_LARGEST, config.side / 4), config.smallest)
+    return round(config.smallest * math.pow(largest / config.smallest, rng.random()))
 
 
 def _draw_words(rng: random.Random, language: str, split: Split) -> list[str]:
