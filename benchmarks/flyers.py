@@ -32,7 +32,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import benchmark_parser, hand_in
-from shared.vision_runs import FEW_TOKENS, home, trained, with_steps, with_vocabulary
+from shared.vision_runs import home, trained, with_steps
 
 import openafm as fm
 from openafm.bundle import open_bundle, shipped_bundle
@@ -158,8 +158,8 @@ def trained_reader(folder: Path, size: str, count: int, steps: int) -> str:
     for recipe in ("vision.letters", "vision.transcribe", "vision.reader"):
         run = with_steps(prepare_run(recipe, size, start=start), steps // 3, seed=0)
         corpora = (replace(each, drawing=replace(each.drawing, count=count)) for each in run.corpora)
-        run = with_vocabulary(replace(run, corpora=tuple(corpora)), FEW_TOKENS if size == "micro" else None)
-        start = str(trained(replace(run, trainer=replace(run.trainer, evaluation=None)), folder / recipe, recipe).path)
+        run = replace(run, corpora=tuple(corpora), trainer=replace(run.trainer, evaluation=None))
+        start = str(trained(run, folder / recipe, recipe).path)
     assert start is not None
     return start
 

@@ -3,8 +3,9 @@
     convolutions    the convolutions of `reader.nano`, without its transformer layers
     patches         the transformer layers of `reader.nano` after a linear patch embedding, as in the report
 
-Both train by the recipe `vision.letters` on the same English drawings. `letters_...` is the share of the letters of held-out
-drawings whose class is right; fonts, designs and camera conditions of these are not in training.
+Both train by the recipe `vision.letters` on the same English drawings, without its pages of words. `letters_...` is the
+share of the letters of held-out drawings whose class is right; fonts, designs and camera conditions of these are not in
+training.
 
     python benchmarks/letters.py [--minutes M] [--train FOLDER --held-out FOLDER] [--bundle NAME] [--quick] [--json]
 
@@ -42,6 +43,7 @@ from openafm.models.vision.multimodal_config import ReaderConfig
 from openafm.models.vision.reader import Reader
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
+from openafm.recipes.sources.mixtures import sources
 from openafm.recipes.vision.reader import KINDS
 from openafm.training.budgets import TimeBudget
 
@@ -55,8 +57,10 @@ VARIANTS: dict[str, Callable[[VisionConfig], VisionConfig]] = {
 def run_of(size: str, vision: VisionConfig, train: Path, held_out: Path) -> RunConfig:
     """Return the run `vision.letters` with another encoder on these drawings."""
     run = with_images(build_run("vision.letters", size), train, held_out)
-    model = cast("ReaderConfig", run.trainer.model)
-    return replace(run, trainer=replace(run.trainer, model=replace(model, vision=vision), evaluation=None))
+    run = replace(run, corpora=tuple(corpus for corpus in run.corpora if corpus.name != "word_letters"))
+    model = replace(cast("ReaderConfig", run.trainer.model), vision=vision)
+    data = replace(run.trainer.data, sources=sources(letters=1.0))
+    return replace(run, trainer=replace(run.trainer, model=model, data=data, evaluation=None))
 
 
 @torch.no_grad()

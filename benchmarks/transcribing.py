@@ -1,8 +1,8 @@
 """Whether a model that transcribes looks at the image, and how well it reads.
 
-English held-out drawings of each kind: pages of random words, signs, flyers. `loss` is nats for each token of the
-transcription; `loss_of_another` the same with the image of another drawing: a model that has learned the texts by heart has
-the same loss. `cer` is the character error rate of greedy decoding, edits without white space, beside tesseract's.
+English held-out drawings: the pages of random words of the recipe, by source, then signs and flyers. `loss` is nats for each
+token of the transcription; `loss_of_another` the same with the image of another drawing: a model that memorized the texts
+has the same loss. `cer` is the character error rate of greedy decoding, edits without white space, beside tesseract's.
 
     python benchmarks/transcribing.py --bundle NAME [--count N] [--quick] [--json]
 
@@ -15,6 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,14 +35,19 @@ from torch import Tensor
 from openafm.bundle import Bundle, open_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.data.drawing.base import Drawn
+from openafm.data.drawing.corpus import draw_document
+from openafm.data.drawing.evaluation import SEED
 from openafm.data.images.resolution import image_views
 from openafm.evaluation.flyer_baseline import read_lines
 from openafm.models.attention.context import PackedDocuments
 from openafm.models.attention.spans import EmbeddingSpan, Span
+from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal import MultimodalDecoder
+from openafm.models.vision.multimodal_config import ReaderConfig
+from openafm.recipes.vision.reader import PAGES
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "transcribing.json"
-KINDS = ("words", "signs", "flyers")
+KINDS = ("signs", "flyers")
 MOST_TOKENS = 300
 
 
@@ -50,8 +56,13 @@ class Transcriber:
 
     def __init__(self, bundle: Bundle) -> None:
         self.model = cast("MultimodalDecoder", load_decoder(bundle)).eval()
-        self.tokenizer, self.mode = bundle.tokenizer, self.model.config.image_modes[0]
-        special = bundle.tokenizer.special
+        self.tokenizer, self.full = bundle.tokenizer, self.model.config.image_modes[0]
+        self.show_at(self.full.side)
+
+    def show_at(self, side: int) -> None:
+        """Show images as views of this side from now on; their tokens are in proportion."""
+        special = self.tokenizer.special
+        self.mode = replace(self.full, side=side, tokens=self.full.tokens * side**2 // self.full.side**2)
         self.prompt = [special.bos, special.image_start, *[special.image] * self.mode.tokens, special.image_end]
 
     def embeddings(self, drawn: Drawn) -> Tensor:
@@ -106,8 +117,14 @@ def figures_of(transcriber: Transcriber, kind: str, drawn: Sequence[Drawn]) -> d
 
 
 def measure(bundle: Bundle, count: int) -> dict[str, Any]:
-    transcriber = Transcriber(bundle)
+    transcriber, size = Transcriber(bundle), "micro" if bundle.config.dim == named_size("compact.micro").dim else "nano"
     figures: dict[str, float] = {}
+    for source, page in PAGES[size].items():
+        transcriber.show_at(page.side)
+        generator = page.build()
+        pages = [draw_document(generator, page.name, "en", "held_out", SEED, number) for number in range(count)]
+        figures |= figures_of(transcriber, source, pages)
+    transcriber.show_at(transcriber.full.side)
     for kind in KINDS:
         figures |= figures_of(transcriber, kind, documents(kind, "en", count))
     setting = {"bundle": bundle.name, "drawings_of_each_kind": count}
@@ -121,7 +138,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.bundle is None and not options.quick:
         parser.error("name a bundle of vision.transcribe by --bundle, or use --quick")
+    if options.count < 2:
+        parser.error("--count must be 2 or more: the image of another drawing is needed")
     bundle = None if options.bundle is None else open_bundle(options.bundle)
+    if bundle is not None and not isinstance(bundle.config, ReaderConfig):
+        parser.error(f"{options.bundle} is no reader; name a bundle of vision.transcribe or vision.reader")
     with home() as folder:
         bundle = bundle or open_bundle(trained_reader(folder, "micro", 12, 3))
         hand_in(measure(bundle, 2 if options.quick else options.count), REPORT, options)

@@ -88,6 +88,8 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
     if isinstance(wanted, MultimodalConfig):
         if isinstance(wanted, ReaderConfig) and isinstance(model, MultimodalConfig) and not isinstance(model, ReaderConfig):
             raise UsageError(f"{bundle.name} has vision without a head for letters; start from a bundle of vision.letters")
+        if isinstance(wanted, ReaderConfig) and bundle.tokenizer.is_imported:
+            raise UsageError(f"{bundle.name} has an imported tokenizer; letters need one that openafm trained")
         if isinstance(model, MultimodalConfig):
             model = replace(model, modes=wanted.modes)
         else:

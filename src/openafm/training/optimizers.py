@@ -101,5 +101,5 @@ def is_muon_matrix(name: str) -> bool:
 
 
 def _is_vector(name: str) -> bool:
-    """Return True for norms and biases by name: tracks add a dim to every parameter."""
-    return name.endswith(("norm.weight", ".bias")) or name.startswith("tracks.norms.")
+    """Return True for norms, biases and scales by name: tracks add a dim to every parameter."""
+    return name.endswith(("norm.weight", ".bias", "_scale", "_scale_ND")) or name.startswith("tracks.norms.")

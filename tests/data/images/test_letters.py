@@ -88,6 +88,17 @@ def test_cells_without_a_letter_are_outside_of_words_and_between_their_letters()
     assert found == triples(letter_tokens(document_of(*lines, crowded), (100, 100), 448))
 
 
+def test_a_word_at_the_border_has_its_cells_in_the_view() -> None:
+    word = Region(label="abc", box=(60, 80, 100, 100), kind="word")
+    small = Region(label="s" * 80, box=(60, 80, 100, 90), kind="word")  # too small to be spelled
+    for regions in ((word,), (word, small)):
+        found = triples(letter_tokens(document_of(*regions), (100, 100), 448))
+        assert all(row < 448 // CELL[0] and column < 448 // CELL[1] for row, column, _ in found)
+        inside = [row * CELL[0] / 4.48 for row, column, letter in found if letter == NO_LETTER and column > 67 and row > 44]
+        assert inside
+        assert len(regions) == 1 or min(inside) > 88
+
+
 def test_classes() -> None:
     assert [class_of(letter) for letter in "!A~é好"] == [1, ord("A") - ord("!") + 1, 94, class_of("e"), OTHER]
     assert NUM_CLASSES == 96

@@ -10,10 +10,12 @@ import torch
 from tiny_tokenizer import TOKENIZER
 
 from openafm.core.config import ConfigError
+from openafm.models.attention.spans import SpanError
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import ConvolutionConfig
 from openafm.models.vision.letters import CELL, NO_LETTER, NUM_CLASSES, OTHER, class_of
-from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.multimodal import with_eyes
+from openafm.models.vision.multimodal_config import ReaderConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.reader import Reader
 from openafm.models.vision.sizes import adapter_for, windowed_encoder
@@ -81,6 +83,32 @@ def test_cells_without_a_letter_add_nothing() -> None:
             assert torch.equal(model.encode_images(pixels, 16), without.flatten(0, 1))
 
 
+def test_a_reader_is_made_of_a_text_decoder() -> None:
+    config = reader(STEM, 1).config
+    decoder = config.decoder.build(seed=2)
+    model = with_eyes(decoder, config, seed=3)
+    assert isinstance(model, Reader)
+    assert torch.equal(model.embedding, decoder.embedding)
+    assert torch.equal(model.letter_scale_ND, torch.ones(config.cells_of_token, config.dim))
+
+
+def test_a_batch_without_images_gives_zero_gradients() -> None:
+    model = reader(STEM, 1)
+    model.embed(torch.tensor([[3, 4]])).sum().backward()
+    names = {name for name, weight in model.named_parameters() if name.startswith(("vision", "adapter", "letter"))}
+    weights = dict(model.named_parameters())
+    assert {"letters.weight", "letters.bias", "letter_scale_ND"} < names
+    for name in names:
+        gradient = weights[name].grad
+        assert gradient is not None, name
+        assert not gradient.any(), name
+
+
+def test_a_wrong_number_of_tokens_is_refused() -> None:
+    with pytest.raises(SpanError, match="tokens"):
+        reader(STEM, 1).encode_images(torch.zeros(1, 64, 64, 3, dtype=torch.uint8), 9)
+
+
 def test_texts_train_the_layer_of_letters_and_the_scales() -> None:
     model = reader(STEM, 1)
     model.encode_images(torch.full((1, 64, 64, 3), 90, dtype=torch.uint8), 16).square().sum().backward()
@@ -95,5 +123,3 @@ def test_a_reader_needs_tokens_of_whole_patches_and_a_vocabulary_of_bytes() -> N
         replace(config, adapter=adapter_for(config.vision, 2))
     with pytest.raises(ConfigError, match="vocab_size must be 158 or more to spell letters, got 157"):
         replace(config, vocab_size=157)
-    decoder, vision, adapter = config.decoder, config.vision, config.adapter
-    assert config.view_flops(64, 16) > MultimodalConfig.of(decoder, vision, adapter).view_flops(64, 16)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from native_bundles import CONFIG, write_compressed, write_random_adapter
+from tiny_tokenizer import TOKENIZER
 from torch import nn
 
-from openafm.bundle import Bundle
+from openafm.bundle import Bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
+from openafm.bundle.errors import BundleError
 from openafm.compression.deploy import FixedRounding, build_decoder
 from openafm.compression.group_linear import GroupedProduct, GroupLinear
 from openafm.compression.grouped import FORMATS, GroupedMatrix
@@ -43,6 +45,7 @@ from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.native.support import unsupported
 from openafm.runtime.native.vision import LazyVisionTower, VisionTower, interpolated, neighborhoods
 from openafm.runtime.native.vision_parts import TowerParts
+from openafm.tokenizer.chat_template import ChatTemplate
 
 VISION = windowed_encoder(
     image_side=32, patch_side=4, window_side=4, dim=32, num_layers=3, num_heads=4, mlp_dim=48, num_global_layers=1
@@ -119,6 +122,26 @@ def test_the_tower_of_a_reader_equals_the_torch_modules(
     found = LazyVisionTower(bundle, 1, None).encode(views(2, side), num_tokens)
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
     assert np.abs(without.flatten(0, 1).float().numpy() - expected).max() > 1e-2 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("in_8_bits", [False, True])
+def test_the_tower_of_a_reader_in_full_precision_and_with_vision_in_8_bits(in_8_bits: bool, tmp_path: Path) -> None:
+    config = reading(READING_STEM, 1)
+    tensors = {name: weight.detach().numpy() for name, weight in config.build(seed=5).state_dict().items()}
+    stored, numerics = with_vision_in_8_bits(tensors, FULL_PRECISION) if in_8_bits else (tensors, FULL_PRECISION)
+    kept = {"config": config, "tokenizer": TOKENIZER, "template": ChatTemplate(), "numerics": numerics}
+    bundle = write_bundle(tmp_path / "reader", tensors=stored, **kept)
+    with torch.no_grad():
+        model = load_decoder(bundle)
+        assert isinstance(model, MultimodalDecoder)
+        expected = model.encode_images(torch.tensor(views(2, 64)), 16).numpy()
+    found = LazyVisionTower(bundle, 1, None).encode(views(2, 64), 16)
+    assert np.linalg.norm(found - expected) < (1.5e-2 if in_8_bits else 2e-5) * np.linalg.norm(expected)
+    for name, damaged in (("letter_scale_ND", np.ones((8, 1), np.float32)), ("letters.weight", None)):
+        broken = {key: tensor for key, tensor in stored.items() if key != name}
+        broken |= {} if damaged is None else {name: damaged}
+        with pytest.raises(BundleError, match=name.partition(".")[0]):
+            LazyVisionTower(write_bundle(tmp_path / "broken", tensors=broken, **kept), 1, None).encode(views(1, 64), 16)
 
 
 @pytest.mark.parametrize(("side", "kernel_side", "stride"), [(9, 3, 1), (9, 5, 2), (16, 7, 4), (10, 1, 3)])

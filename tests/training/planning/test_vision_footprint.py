@@ -18,8 +18,9 @@ from openafm.models.attention.spans import ImageKey
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
 from openafm.models.vision.sizes import stem
+from openafm.recipes.catalog import build_run
 from openafm.training.objectives.base import image_flops
 from openafm.training.planning.chips import named_chip
 from openafm.training.planning.plan import Workload
@@ -44,11 +45,17 @@ def config_with_stem() -> MultimodalConfig:
     return replace(config, vision=replace(config.vision, stem=stem(8, 16, 16)))
 
 
+def reader() -> ReaderConfig:
+    config = build_run("vision.transcribe", "micro").trainer.model
+    assert isinstance(config, ReaderConfig)
+    return config
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "config",
-    [config_of(), config_of(WindowScopeConfig()), config_with_stem()],
-    ids=["register window", "window", "convolutions"],
+    [config_of(), config_of(WindowScopeConfig()), config_with_stem(), reader()],
+    ids=["register window", "window", "convolutions", "letters"],
 )
 def test_what_autograd_saves_of_images(dtype: torch.dtype, config: MultimodalConfig) -> None:
     model = config.build()
@@ -70,7 +77,7 @@ def test_what_autograd_saves_of_images(dtype: torch.dtype, config: MultimodalCon
     assert vision_bytes(config, 0, dtype.itemsize) == 0
 
 
-@pytest.mark.parametrize("config", [config_of(), named_size("server.nano_multimodal"), config_with_stem()])
+@pytest.mark.parametrize("config", [config_of(), named_size("server.nano_multimodal"), config_with_stem(), reader()])
 def test_operations_of_a_view(config: DecoderConfig) -> None:
     assert isinstance(config, MultimodalConfig)
     model = config.build()

@@ -36,13 +36,17 @@ def letter_tokens(document: ImageDocument, size: tuple[int, int], side: int) -> 
     places: dict[tuple[int, int], int] = {}
     taken: set[tuple[int, int]] = set()
     spelled: set[tuple[int, int]] = set()
+    unspelled: set[tuple[int, int]] = set()
     for region in document.regions:
         if region.kind == "word":
             letters, cells = dict(_letters(region, size, side)), set(_cells(region, size, side))
             places |= letters
             taken |= cells
-            spelled |= cells if letters else set()
-    between = sorted(spelled - places.keys())
+            if letters:
+                spelled |= cells
+            else:
+                unspelled |= cells
+    between = sorted(spelled - unspelled - places.keys())
     rng = random.Random(hashlib.blake2b(document.id.encode(), digest_size=8).digest())
     if len(places) > MOST_LETTERS:
         places = dict(rng.sample(sorted(places.items()), MOST_LETTERS))
@@ -56,10 +60,11 @@ def letter_tokens(document: ImageDocument, size: tuple[int, int], side: int) -> 
 
 
 def _cells(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[int, int]]:
-    """Return the cells that a word touches."""
+    """Return the cells of the view that a word touches."""
     (left, top, right, bottom), (width, height) = region.box, size
-    columns = range(int(left * side / width // CELL[1]), int(right * side / width // CELL[1]) + 1)
-    for row in range(int(top * side / height // CELL[0]), int(bottom * side / height // CELL[0]) + 1):
+    last_row, last_column = side // CELL[0] - 1, side // CELL[1] - 1
+    columns = range(int(left * side / width // CELL[1]), min(int(right * side / width // CELL[1]), last_column) + 1)
+    for row in range(int(top * side / height // CELL[0]), min(int(bottom * side / height // CELL[0]), last_row) + 1):
         yield from ((row, column) for column in columns)
 
 

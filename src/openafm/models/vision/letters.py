@@ -11,8 +11,8 @@ _FIRST, _LAST = ord("!"), ord("~")
 OTHER = _LAST - _FIRST + 2
 NUM_CLASSES = OTHER + 1
 LETTER_TOKENS = range(64, 64 + OTHER - 1)
-"""The tokens of classes 1, 2, ... in every tokenizer of openafm: printable ASCII follows the special tokens. NO_LETTER and
-OTHER have none."""
+"""The tokens of classes 1, 2, ... in every tokenizer that openafm trains: printable ASCII follows the special tokens.
+NO_LETTER and OTHER have none."""
 
 
 def class_of(letter: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.decoder import Decoder, InsertedEmbedding
@@ -23,7 +23,7 @@ def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> Multimod
     model = config.build(seed)
     missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
     assert not unexpected
-    assert all(name.startswith(("vision.", "adapter.", "letters")) for name in missing)
+    assert all(name.startswith(("vision.", "adapter.", "letter")) for name in missing)
     model.compute_dtype = decoder.compute_dtype
     return model
 
@@ -43,9 +43,12 @@ class MultimodalDecoder(Decoder):
         if torch.is_grad_enabled() and not inserted:
             # A batch without images gives zero gradients, not none: an optimizer step does not depend on which process has
             # the images.
-            eyes = [*self.vision.parameters(), *self.adapter.parameters()]
-            x_BSD = x_BSD + 0 * sum(weight.sum() for weight in eyes if weight.requires_grad)
+            x_BSD = x_BSD + 0 * sum(weight.sum() for weight in self.eyes() if weight.requires_grad)
         return x_BSD
+
+    def eyes(self) -> list[nn.Parameter]:
+        """Return the weights that the tokens of images depend on, without the decoder's."""
+        return [*self.vision.parameters(), *self.adapter.parameters()]
 
     def encode_images(self, views_VYXC: Tensor, num_tokens: int) -> Tensor:
         """Return the embeddings of an image's views, [V * num_tokens, D], `num_tokens` of each view.

@@ -113,6 +113,10 @@ class ReaderConfig(MultimodalConfig):
         """Rows and columns of the cells of a state."""
         return self._side // CELL[0], self._side // CELL[1]
 
+    def num_cells(self, image_side: int) -> int:
+        """Return the cells of a view."""
+        return (image_side // self._side) ** 2 * math.prod(self.cells)
+
     @property
     def cells_of_token(self) -> int:
         """Cells of an image token: of its states row by row, then of each state."""
@@ -135,9 +139,7 @@ class ReaderConfig(MultimodalConfig):
         return super().other_parameters() + head + self.cells_of_token * self.dim
 
     def view_flops(self, image_side: int, num_tokens: int) -> float:
-        rows, columns = self.cells
-        num_cells = (image_side // self._side) ** 2 * rows * columns
-        letters = 2.0 * num_cells * NUM_CLASSES * (self.letters_dim + self.dim)
+        letters = 2.0 * self.num_cells(image_side) * (NUM_CLASSES * self.letters_dim + len(LETTER_TOKENS) * self.dim)
         return super().view_flops(image_side, num_tokens) + letters
 
     def build(self, seed: int = 0) -> Reader:

@@ -1,7 +1,7 @@
 """A decoder that sees images, and adds the letters that it finds in them to the image tokens.
 
 Shapes: V views or images, Y and X outputs of the stem or patches of a side, L letters of the images or tokens of a view,
-D dim of the decoder, C of the states, N cells of a state, S states of a token, K classes.
+D dim of the decoder, C of the states, N cells of a state or of a token, S states of a token's side, K classes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ class Reader(MultimodalDecoder):
 
     def image_tokens(self, states: VisionStates, side: int) -> Tensor:
         """Return the tokens of views, [V, L, D]: the adapter's output plus the expected embeddings of the letters."""
+        tokens_VLD = super().image_tokens(states, side)
         probabilities_VYXNK = self._logits(_local(states)).float().softmax(-1)
         table_KD = self.embedding[LETTER_TOKENS.start : LETTER_TOKENS.stop].float()
         letters_VYXND = probabilities_VYXNK[..., 1 : 1 + len(table_KD)] @ table_KD
         step = letters_VYXND.shape[1] // side
-        letters_VLSND = letters_VYXND.unflatten(2, (side, step)).unflatten(1, (side, step)).transpose(2, 3).flatten(3, 4)
-        found_VLD = (letters_VLSND.flatten(1, 2).flatten(2, 3) * self.letter_scale_ND).sum(2)
-        tokens_VLD = super().image_tokens(states, side)
+        letters_VYSXSND = letters_VYXND.unflatten(2, (side, step)).unflatten(1, (side, step))
+        letters_VLND = letters_VYSXSND.transpose(2, 3).flatten(1, 2).flatten(2, 4)  # the cells of a token together
+        found_VLD = (letters_VLND * self.letter_scale_ND).sum(2)
         return tokens_VLD + found_VLD.to(tokens_VLD.dtype)
+
+    def eyes(self) -> list[nn.Parameter]:
+        return [*super().eyes(), *self.letters.parameters(), self.letter_scale_ND]
 
     def letter_logits(self, pixels_VYXC: Tensor, image_L: Tensor, row_L: Tensor, column_L: Tensor) -> Tensor:
         """Return the logits of the classes at cells of images, [L, K]."""

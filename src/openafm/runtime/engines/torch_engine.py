@@ -30,6 +30,7 @@ from openafm.models.feed_forward.experts import Router
 from openafm.models.layers import RMSNorm
 from openafm.models.parallel.track_parallel import share_tracks
 from openafm.models.vision.multimodal import MultimodalDecoder
+from openafm.models.vision.multimodal_config import ReaderConfig
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine, OtherBundleError, WeightUpdateError
 from openafm.runtime.engines.kv_cache import CachedSequences, TorchCache
@@ -165,7 +166,8 @@ class TorchEngine(Engine):
                 weights[name].copy_(torch.as_tensor(tensor))
             self._drop_caches()
             self.weights_version = version
-            if any(map(is_vision, tensors)):
+            # The tokens of a reader's images depend on the embedding and the layer of letters too.
+            if any(map(is_vision, tensors)) or isinstance(self.config, ReaderConfig):
                 self.encoder_version = version
             self.signature = f"{self._first_signature} weights {version}"
 

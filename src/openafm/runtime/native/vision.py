@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from openafm.bundle import Bundle
 from openafm.bundle.errors import BundleError
+from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.compression.int8_rows import with_vision_for_products
 from openafm.models.vision.config import (
@@ -54,7 +55,7 @@ class LazyVisionTower:
         """
         try:
             return self._loaded().encode(views_VYXC, num_tokens)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, CompressionError) as error:
             raise BundleError(f"{self._bundle.path}: the vision weights do not fit config.json: {error}") from error
 
     def _loaded(self) -> VisionTower:
@@ -97,7 +98,11 @@ class VisionTower:
             if name.startswith(("vision.", "adapter.", "letter"))
         }
         if isinstance(config, ReaderConfig):
-            self._weights["letter_embeddings_KD"] = tensors["embedding"][LETTER_TOKENS.start : LETTER_TOKENS.stop]
+            table_KD = tensors["embedding"][LETTER_TOKENS.start : LETTER_TOKENS.stop]
+            self._weights["letter_embeddings_KD"] = np.array(table_KD, np.float32)  # a copy: the embedding is freed
+            scales, expected = self._weights["letter_scale_ND"].shape, (config.cells_of_token, config.dim)
+            if scales != expected:
+                raise ValueError(f"letter_scale_ND has the shape {scales}, expected {expected}")
         self._check_stem()
         self._fold_normalization()
         self._fold_layer_scales()

@@ -101,10 +101,10 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     indices_N = target_indices(batch)
     device_indices_N = to_device(indices_N, device)
     images = {key: torch.tensor(views) for key, views in batch.images.items()}
-    inserted = model.embed_images(batch.embedding_spans, images)
     context = _context(model, batch, device)
     # Cached so that quantization-aware training rounds the embedding once, not at each use.
     with observed_routing(model) as seen, parametrize.cached():
+        inserted = model.embed_images(batch.embedding_spans, images)
         x_1ND = model.hidden_at(to_device(batch.tokens_BS, device), context, indices_N, inserted)
         head_weight_VD = model.head_weight
     return TargetStates(

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import math
+
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.letters import NUM_CLASSES
+from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 
@@ -30,8 +33,16 @@ def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -
         saved += _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
         saved += num_states * (MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
         saved += number_bytes * config.dim * 9 * mode.tokens
+    saved += _letters_bytes(config, mode.side, number_bytes) if isinstance(config, ReaderConfig) else 0
     casts = 0 if number_bytes == MASTER_BYTES else number_bytes * config.other_parameters()
     return num_images * mode.num_views * saved + casts
+
+
+def _letters_bytes(config: ReaderConfig, side: int, number_bytes: int) -> int:
+    """Return the bytes of the letters of a view: states, and of each cell the probabilities and the expected embedding."""
+    num_cells = config.num_cells(side)
+    states = number_bytes * config.letters_dim * num_cells // math.prod(config.cells)
+    return states + MASTER_BYTES * num_cells * (NUM_CLASSES + config.dim)
 
 
 def _stem_bytes(vision: VisionConfig, side: int, number_bytes: int) -> int:

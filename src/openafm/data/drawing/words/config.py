@@ -11,7 +11,7 @@ from openafm.data.drawing.base import Generator, GeneratorConfig
 class WordsConfig(GeneratorConfig):
     """Square pages of up to `most_lines` lines with random letters, numbers and words: a model has to see them.
 
-    Texts that make sense are learned by heart from a few thousand drawings: the loss falls, and the model does not read.
+    Texts that make sense are memorized from a few thousand drawings: the loss falls, and the model does not read.
     """
 
     side: int = 448

@@ -32,7 +32,7 @@ _NUM_MESSAGES = 300
 
 
 class WordsGenerator(Generator):
-    """Draws pages; fonts, words and camera conditions of the two splits are disjoint."""
+    """Draws pages; fonts and camera conditions of the two splits are disjoint, and most words are random."""
 
     def __init__(self, config: WordsConfig) -> None:
         self._config = config
@@ -133,5 +133,5 @@ def _language_of(language: str, split: Split) -> tuple[tuple[str, ...], tuple[st
         rng.choice((draw_message, draw_other_message))(rng, frames, draw_reference_day(rng)) for _ in range(_NUM_MESSAGES)
     )
     words = {word for message in messages for word in message.text.split()}
-    letters = {char.lower() for word in words for char in word if char.isalpha()}
+    letters = {char.lower() for word in words for char in word if char.isalpha() and len(char.lower()) == 1}
     return tuple(sorted(letters)), tuple(sorted(word for word in words if word.isalpha() and len(word) <= 2 * _MOST_LETTERS))
