@@ -90,7 +90,8 @@ class ReaderConfig(MultimodalConfig):
 
     A linear layer gives the probabilities of the classes of letters in each cell, from the output of the stem there; of an
     encoder without a stem, from the state of the patch. Each image token has the expected embeddings of its letters added,
-    scaled by cell. Without them, a decoder of this size does not learn to transcribe (docs/benchmarks.md, Transcribing).
+    scaled by cell: a small decoder finds letters among the image tokens soon if these have the embeddings of the text
+    (docs/benchmarks.md, Transcribing).
     """
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ PAGES = {
     },
 }
 """Pages of words by source, shown as they are. The decoder learns from small pages, which have few tokens, to find the next
-letter; large pages alone teach it nothing in that time (docs/benchmarks.md, Transcribing)."""
+letter; with large pages alone this takes far longer (docs/benchmarks.md, Transcribing)."""
 ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAdapterConfig(factor=1)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
