@@ -167,7 +167,7 @@ class TorchEngine(Engine):
             self._drop_caches()
             self.weights_version = version
             # The tokens of a reader's images depend on the embedding and the layer of letters too.
-            if any(map(is_vision, tensors)) or isinstance(self.config, ReaderConfig):
+            if any(map(is_vision, tensors)) or isinstance(self.decoder.config, ReaderConfig):
                 self.encoder_version = version
             self.signature = f"{self._first_signature} weights {version}"
 
