@@ -127,7 +127,7 @@ def test_a_first_stage_that_sees_has_the_model_of_its_recipe() -> None:
     with pytest.raises(UsageError, match=r"on_device\.small is a text decoder"):
         first_model(replace(config, model="on_device.small"), 1000)
     counts = {corpus.name: corpus.drawing.count for corpus in stage_corpora(config, "vision.reader")}
-    assert counts == {"letters": 7, "texts": 7, "held_out": 50}
+    assert counts == {"texts": 7, "held_out": 50}
 
 
 def test_only_later_stages_take_changes(tmp_path: Path) -> None:

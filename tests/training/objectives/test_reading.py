@@ -73,11 +73,12 @@ def test_letters_and_texts_add_up() -> None:
     assert model.letters.weight.grad.abs().sum() > 0
 
 
-def test_a_stem_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
-    objective = Reading(ReadingConfig(stem_learns_from="letters"))
+def test_what_learns_from_letters_gets_no_gradient_of_texts() -> None:
+    objective = Reading(ReadingConfig(letters_learn_from="letters"))
     model = reader_config().build(seed=1)
+    of_letters = [*model.vision.stem.parameters(), *model.letters.parameters()]
     objective(model, batch_of([], with_text=True)).total.backward()
-    assert all(weight.grad is None or not weight.grad.any() for weight in model.vision.stem.parameters())
+    assert all(weight.grad is not None and not weight.grad.any() for weight in of_letters)
     assert model.vision.patch.weight.grad is not None
     assert model.vision.patch.weight.grad.any()
     assert all(weight.grad is not None and weight.grad.any() for weight in model.adapter.parameters())
@@ -86,8 +87,19 @@ def test_a_stem_that_learns_from_letters_gets_no_gradient_of_texts() -> None:
     assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
     assert expected.flops - both.flops == 2 * model.config.vision.stem_flops(32)
     both.total.backward()
-    gradients = [weight.grad for weight in model.vision.stem.parameters()]
-    assert all(grad is not None and grad.any() for grad in gradients)
+    assert all(weight.grad is not None and weight.grad.any() for weight in of_letters)
+
+
+def test_what_learns_from_nothing_stays_as_it_is() -> None:
+    trainer = build_run("vision.transcribe", "micro").trainer
+    model, batch = reader_config().build(seed=1), batch_of([], with_text=True)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    (optimizer,) = trainer.optimizer.build(dict(model.named_parameters()))
+    for _ in range(2):
+        trainer.objective.build()(model, batch).total.backward()
+        optimizer.step()
+    same = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    assert same == {name for name in before if name.startswith(("vision.stem.", "letters."))}
 
 
 def test_letters_are_learned() -> None:
@@ -136,7 +148,7 @@ def test_letters_in_bf16() -> None:
 def test_frozen_weights_stay_frozen() -> None:
     model = reader_config().build(seed=1)
     model.vision.stem.requires_grad_(False)
-    Reading(ReadingConfig(stem_learns_from="letters"))(model, batch_of(LETTERS, with_text=True))
+    Reading(ReadingConfig(letters_learn_from="letters"))(model, batch_of(LETTERS, with_text=True))
     assert not any(weight.requires_grad for weight in model.vision.stem.parameters())
 
 
@@ -169,6 +181,8 @@ def test_configs_are_checked() -> None:
         replace(trainer.model, vision=replace(trainer.model.vision, stem=(), patch_side=4, image_side=448), modes=())
     with pytest.raises(ConfigError, match=r"no source of the run is one of letters \(other\)"):
         ReadingConfig(sources=("other",)).check(trainer)
+    with pytest.raises(ConfigError, match="letters are among the sources, and nothing learns from them"):
+        ReadingConfig(letters_learn_from="nothing").check(trainer)
     with pytest.raises(ConfigError, match="cannot train divided weights"):
         trainer.objective.check(replace(trainer, parallel=ParallelConfig(shard=2)))
     assert isinstance(reader_config().build(), Reader)

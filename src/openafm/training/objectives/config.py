@@ -188,13 +188,15 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
 class ReadingConfig(ObjectiveConfig):
     """Letters by place from the documents of `sources`, and the next token of all others. The model is a `ReaderConfig`.
 
-    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. A stem that
-    learns from letters only gets no gradients from texts, which saves the operations of its backward pass.
+    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. The stem and the
+    layer of letters have zero gradients of what they do not learn from, which saves the operations of the stem's backward
+    pass. Train without weight decay, so that weights with zero gradients stay as they are.
     """
 
     sources: tuple[str, ...] = ("letters",)
     """Names without their parts: `letters` also stands for `letters/en`."""
-    stem_learns_from: Literal["letters", "everything"] = "everything"
+    letters_learn_from: Literal["letters", "everything", "nothing"] = "everything"
+    """What the stem and the layer of letters learn from."""
 
     def __post_init__(self) -> None:
         self.require(not any("/" in name for name in self.sources), f"sources are names without a part, got {self.sources}")
@@ -212,9 +214,11 @@ class ReadingConfig(ObjectiveConfig):
             isinstance(trainer.model, ReaderConfig),
             f"needs a ReaderConfig as the model, got {type(trainer.model).__name__}; start from a bundle of vision.letters",
         )
+        has_letters = any(source.name in self.sources for source in trainer.data.sources)
+        learns = self.letters_learn_from != "nothing"
+        self.require(has_letters or not learns, f"no source of the run is one of letters ({', '.join(self.sources)})")
         self.require(
-            any(source.name in self.sources for source in trainer.data.sources),
-            f"no source of the run is one of letters ({', '.join(self.sources)})",
+            learns or not has_letters, "letters are among the sources, and nothing learns from them; leave them out"
         )
         self.require(not trainer.parallel.divides_weights, "cannot train divided weights; use parallel.replicate alone")
 

@@ -42,10 +42,10 @@ class Reading:
         self._config, self._next_token = config, NextToken()
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
-        reader, is_frozen = cast("Reader", model), self._config.stem_learns_from == "letters"
+        reader, is_frozen = cast("Reader", model), self._config.letters_learn_from != "everything"
         lettered = self._lettered(batch)
         other = _without(batch, lettered)
-        with _frozen(reader.vision.stem) if is_frozen else nullcontext():
+        with _frozen(reader.vision.stem, reader.letters) if is_frozen else nullcontext():
             texts = self._next_token(model, other)
         letters = _letter_losses(reader, batch, lettered)
         # A batch without texts or letters gives zero gradients, not none: processes may have different ones.
@@ -68,9 +68,9 @@ class Reading:
 
 
 @contextmanager
-def _frozen(module: nn.Module) -> Iterator[None]:
-    """Compute without gradients of a module's weights."""
-    learned = [weight for weight in module.parameters() if weight.requires_grad]
+def _frozen(*modules: nn.Module) -> Iterator[None]:
+    """Compute without gradients of the weights of modules."""
+    learned = [weight for module in modules for weight in module.parameters() if weight.requires_grad]
     for weight in learned:
         weight.requires_grad_(False)
     try:
