@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from openafm.data.drawing import fonts
-from openafm.data.drawing.fonts import FontMissingError, fonts_for, installed_fonts, split_of_family
+from openafm.data.drawing.fonts import FontMissingError, font_named, fonts_for, installed_fonts, split_of_family
 from openafm.data.synthetic.languages import LANGUAGES
 
 
@@ -75,3 +77,18 @@ def test_styles():
     assert all(font.kind == "mono" for font in fonts_for("en", style="mono"))
     assert all("Serif" in font.family or font.kind == "serif" for font in fonts_for("en", style="serif"))
     assert fonts_for("en", style="display")
+
+
+def test_a_name_is_one_font(monkeypatch):
+    found = fonts._from_fontconfig() or fonts._from_matplotlib()
+    copy = dataclasses.replace(found[0], path="/other/copy.otf")
+    monkeypatch.setattr(fonts, "_from_fontconfig", lambda: (*found, copy))
+    fonts.installed_fonts.cache_clear()
+    try:
+        installed = installed_fonts()
+        assert font_named(found[0].name) in installed
+        with pytest.raises(FontMissingError, match="no installed font is named 'No Such Font'"):
+            font_named("No Such Font")
+    finally:
+        fonts.installed_fonts.cache_clear()
+    assert len({font.name for font in installed}) == len(installed)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
+from dataclasses import replace
 
 import pytest
 
 from openafm.core.config import ConfigError
+from openafm.data.drawing.canvas import Canvas
 from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.words import WordsConfig
 
@@ -28,9 +29,37 @@ def test_independent_check_finds_no_error(language, split):
 
 def test_check_finds_planted_errors():
     drawn = words.draw(random.Random(2), "en", "train")
-    assert words.check(dataclasses.replace(drawn, transcription="Exit here"))
+    assert words.check(replace(drawn, transcription="Exit here"))
     moved = [dict(word, box=[value + 30 for value in word["box"]]) for word in drawn.log["words"]]
-    assert words.check(dataclasses.replace(drawn, log={**drawn.log, "words": moved}))
+    assert words.check(replace(drawn, log={**drawn.log, "words": moved}))
+
+
+def test_check_finds_wrong_centers():
+    for seed in range(8):  # files and photographs
+        drawn = words.draw(random.Random(seed), "en", "train")
+        image = drawn.images[0]
+        first = next(region for region in image.regions if len(region.label) > 1)
+        to_the_right = tuple((x + 3, y) for x, y in first.centers)
+        for centers in ((), first.centers[:-1], first.centers[::-1], to_the_right):
+            regions = tuple(replace(region, centers=centers) if region is first else region for region in image.regions)
+            errors = words.check(replace(drawn, images=(replace(image, regions=regions),)))
+            assert len(errors) == 1
+            assert repr(first.label) in errors[0]
+
+
+def test_a_letter_over_the_edge_draws_the_page_again(monkeypatch):
+    expected, draw_text, calls = words.draw(random.Random(5), "en", "train"), Canvas.text, []
+
+    def text(canvas, *values, **named):
+        calls.append(values)
+        if len(calls) == 1:
+            raise ValueError("leaves the canvas")
+        return draw_text(canvas, *values, **named)
+
+    monkeypatch.setattr(Canvas, "text", text)
+    drawn = words.draw(random.Random(5), "en", "train")
+    assert drawn != expected
+    assert list(words.check(drawn)) == []
 
 
 def test_equal_seeds_draw_equal_bytes():

@@ -51,7 +51,7 @@ _SERIF = re.compile(
 )
 _SANS = re.compile(r"sans", re.I)
 _MONO = re.compile(r"mono|courier|typewriter|console|code", re.I)
-_REGULAR, _BOLD, _BLACK = 80, 200, 205
+_LIGHT, _REGULAR, _BOLD, _BLACK = 50, 80, 200, 205
 # One family in this many is held out. The salt puts fonts of a usual installation on both sides in every language.
 _HELD_OUT_PART, _SALT = 4, "cz"
 
@@ -80,6 +80,11 @@ class Font:
     @property
     def is_bold(self) -> bool:
         return self.weight >= _BOLD
+
+    @property
+    def smallest(self) -> int:
+        """The smallest size in pixels that is legible in a photograph: display faces have hairlines."""
+        return 28 if self.family.endswith("Display") else 0
 
     @property
     def split(self) -> Split:
@@ -112,7 +117,7 @@ class Font:
 
 
 def fonts_for(language: str, *, style: Style = "any", split: Split | None = None) -> tuple[Font, ...]:
-    """Return the installed fonts that have the letters of a language, sorted.
+    """Return the installed fonts that have the letters of a language, sorted; faces thinner than light are left out.
 
     `display` fonts are heavy, narrow or decorative; where none is installed, they are the bold faces.
 
@@ -137,6 +142,18 @@ def fonts_for(language: str, *, style: Style = "any", split: Split | None = None
     return found
 
 
+def font_named(name: str) -> Font:
+    """Return the installed font of a name, as drawing commands state it.
+
+    Raises:
+        FontMissingError: no installed font has it.
+    """
+    for font in installed_fonts():
+        if font.name == name:
+            return font
+    raise FontMissingError(f"no installed font is named {name!r}")
+
+
 def emoji_font() -> Font:
     """Return the font of color emoji.
 
@@ -157,8 +174,9 @@ def split_of_family(family: str) -> Split:
 
 @functools.cache
 def installed_fonts() -> tuple[Font, ...]:
-    """Return all installed scalable fonts and the emoji font, sorted, without variable ones."""
-    return tuple(sorted(_from_fontconfig() or _from_matplotlib()))
+    """Return all installed scalable fonts and the emoji font, sorted, without variable ones; of equal names the first."""
+    found = sorted(_from_fontconfig() or _from_matplotlib(), reverse=True)
+    return tuple(sorted({font.name: font for font in found}.values()))
 
 
 @functools.cache
@@ -175,7 +193,7 @@ def _serving(language: str) -> tuple[Font, ...]:
     letters = _NEEDED.get(language, _LATIN)
     found = []
     for font in installed_fonts():
-        if stated and code not in stated[font]:
+        if (stated and code not in stated[font]) or font.weight < _LIGHT:
             continue
         region = _REGION.search(font.family)
         if region and (regions is None or region[1] not in regions):
@@ -265,7 +283,7 @@ def _pillow_font(path: str, index: int, size: int) -> FreeTypeFont:
     return ImageFont.truetype(path, size, index=index)
 
 
-@functools.lru_cache(maxsize=512)
+@functools.cache
 def _character_ranges(path: str, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The first and last characters of the ranges for which a font has glyphs."""
     import numpy as np

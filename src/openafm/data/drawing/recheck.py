@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.camera import Geometry
 from openafm.data.drawing.canvas import VISIBLE_INK
-from openafm.data.drawing.fonts import installed_fonts
-from openafm.data.images.documents import Box
+from openafm.data.drawing.fonts import font_named
+from openafm.data.images.documents import Box, Region
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 _TOLERANCE = 3  # pixels: words are placed on whole pixels
 _INK = 200
 _COORDINATE = 2.5  # pixels: thousandths of an image
+_CENTER = 1.5  # pixels: words are placed on whole pixels
 
 
 def ink_errors(drawn: Drawn) -> Iterator[str]:
     """Yield words whose box does not hold their ink, in the drawing and in the photograph.
 
-    The log has `commands` (of a Canvas), `words` (text and box in the drawing) and `camera`.
+    The log is one of `Shot.truth`. The centers of letters are checked in words that nothing covers.
     """
     import numpy as np
     from PIL import Image as Images
@@ -55,6 +58,10 @@ def ink_errors(drawn: Drawn) -> Iterator[str]:
     expected = [box for index, box in enumerate(boxes) if index not in set(log["covered"])]
     if len(shown) != len(expected):
         yield f"the image has {len(shown)} words, the log has {len(expected)}"
+    visible = [index for index in range(len(boxes)) if index not in set(log["covered"])]
+    commands = _commands_of_words(log["commands"])
+    for index, region in zip(visible, shown, strict=False):
+        yield from _center_errors(commands[index], log["words"][index], region, geometry)
     for index, (region, box) in enumerate(zip(shown, expected, strict=False)):
         yield from box_errors(box, region.box, region.label)
         left, top, right, bottom = (round(value) for value in region.box)
@@ -68,7 +75,7 @@ def _drawn_again(command: Mapping[str, Any], width: int, height: int) -> Image:
     from PIL import Image as Images
     from PIL import ImageDraw
 
-    font = next(font for font in installed_fonts() if font.name == command["font"]).at(command["size"])
+    font = font_named(command["font"]).at(command["size"])
     anchor, (x, y) = command["anchor"], command["at"]
     mask = Images.new("L", (width, height))
     if command["direction"] == "ltr" and anchor[1] == "m":
@@ -79,13 +86,18 @@ def _drawn_again(command: Mapping[str, Any], width: int, height: int) -> Image:
     return mask.point(VISIBLE_INK)
 
 
+def _alone(command: Mapping[str, Any], word: str) -> Image:
+    """The ink of a word of a text command, drawn by itself: its pen starts two sizes from the left and from the top."""
+    size, is_line = command["size"], command["direction"] == "ltr"
+    around = (len(word) + 6) * 2 * size
+    alone = {"text": word, "at": [2 * size, 2 * size], "anchor": "ls" if is_line else "mt"}
+    return _drawn_again({**command, **alone}, *((around, 6 * size) if is_line else (6 * size, around)))
+
+
 def _word_errors(command: Mapping[str, Any], word: Mapping[str, Any], ink: Image) -> Iterator[str]:
     """Compare the size of a word's box with the word drawn alone, and add its ink at the box."""
     left, top, right, bottom = (int(value) for value in word["box"])
-    size = command["size"]
-    alone = {"text": word["text"], "at": [2 * size, 2 * size], "anchor": "ls" if command["direction"] == "ltr" else "mt"}
-    around = (len(word["text"]) + 6) * 2 * size
-    mask = _drawn_again({**command, **alone}, *((around, 6 * size) if command["direction"] == "ltr" else (6 * size, around)))
+    mask = _alone(command, word["text"])
     found = mask.getbbox()
     if found is None or max(abs(found[2] - found[0] - right + left), abs(found[3] - found[1] - bottom + top)) > 1:
         yield f"the box {word['box']} of {word['text']!r} has another size than its ink, {found}"
@@ -120,7 +132,7 @@ def _spread(command: Mapping[str, Any], found: tuple[int, int, int, int]) -> lis
     across spaces, and a column may have spaces as long as a character.
     """
     is_column = command["direction"] == "ttb"
-    font = next(font for font in installed_fonts() if font.name == command["font"]).at(command["size"])
+    font = font_named(command["font"]).at(command["size"])
     words = command["text"].split()
     gap = command["size"] / 2 if is_column else font.getlength(" ")
     apart = sum(font.getlength(word, direction=command["direction"]) for word in words) + gap * (len(words) - 1)
@@ -130,6 +142,46 @@ def _spread(command: Mapping[str, Any], found: tuple[int, int, int, int]) -> lis
     if is_column:
         return [left, top - before, right, bottom + change - before]
     return [left - before, top, right + change - before, bottom]
+
+
+def _commands_of_words(commands: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Return the command that draws each word, by the index of the word."""
+    texts = (command for command in commands if command["op"] == "text")
+    return {index: command for command in texts for index in range(*command["regions"])}
+
+
+def _center_errors(
+    command: Mapping[str, Any], word: Mapping[str, Any], region: Region, geometry: Geometry | None
+) -> Iterator[str]:
+    """Compare the centers of a word's letters with the widths of its beginnings, measured from the left of its ink."""
+    if command["direction"] == "ttb":
+        if region.centers:
+            yield f"the column {word['text']!r} has centers of letters, which only lines have"
+        return
+    font, text = font_named(command["font"]).at(command["size"]), word["text"]
+    left, top, _, bottom = word["box"]
+    ink = _alone(command, text).getbbox()
+    if ink is None:
+        return
+    pen = left - ink[0] + 2 * command["size"]
+    ends = [pen + font.getlength(text[:count]) for count in range(len(text) + 1)]
+    expected: Sequence[tuple[float, float]] = [(sum(pair) / 2, (top + bottom) / 2) for pair in pairwise(ends)]
+    expected = geometry.points(expected) if geometry else expected
+    if len(region.centers) != len(text):
+        yield f"{text!r} has {len(region.centers)} centers for {len(text)} characters"
+    elif any(math.dist(told, true) > _CENTER for told, true in zip(region.centers, expected, strict=True)):
+        yield f"the letters of {text!r} are at {region.centers}, not at {expected}"
+
+
+def transcription_errors(drawn: Drawn) -> Iterator[str]:
+    """Yield an error if the transcription of a drawing is not the text that its commands draw, without covered words."""
+    log: dict[str, Any] = dict(drawn.log)
+    expected = without_space(text_of_commands(log["commands"], log["words"], set(log["covered"])))
+    if without_space(drawn.transcription) != expected:
+        yield f"the transcription {drawn.transcription!r} is not what the commands draw: {expected!r}"
+    for question in drawn.questions:
+        if question.kind == "transcription" and question.answer != drawn.transcription:
+            yield "the answer is not the transcription"
 
 
 def text_of_commands(commands: Sequence[Mapping[str, Any]], words: Sequence[Mapping[str, Any]], covered: set[int]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from openafm.data.drawing.camera.conditions import Condition
 from openafm.data.drawing.camera.geometry import Geometry, draw_geometry
-from openafm.data.drawing.canvas import png_bytes
+from openafm.data.drawing.canvas import Canvas, png_bytes
 from openafm.data.images.documents import Box, Region
 
 if TYPE_CHECKING:
@@ -32,6 +32,15 @@ class Shot:
     regions: tuple[Region, ...]
     covered: frozenset[int]
     log: dict[str, object]
+
+    def truth(self, canvas: Canvas, words: Sequence[Region]) -> dict[str, object]:
+        """Return what an independent check needs (`recheck.py`): commands, words of the drawing, covered ones, camera."""
+        return {
+            "commands": canvas.commands,
+            "words": [{"text": region.label, "box": list(region.box)} for region in words],
+            "covered": sorted(self.covered),
+            "camera": self.log,
+        }
 
 
 def shoot(

@@ -90,10 +90,7 @@ def _photographed(rng: random.Random, sheet: Sheet, content: Announcement, split
         log={
             "event": dict(content.event),
             "shown": {"title": content.title, "date": content.date, "time": content.time, "location": content.place},
-            "commands": sheet.canvas.commands,
-            "words": [{"text": region.label, "box": list(region.box)} for region in words],
-            "covered": sorted(shot.covered),
-            "camera": shot.log,
+            **shot.truth(sheet.canvas, words),
         },
     )
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
 from openafm.data.drawing.camera import draw_condition, shoot
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.generator import draw_fonts
 from openafm.data.drawing.flyers.sheet import NoRoomError, Sheet, draw_palette
-from openafm.data.drawing.recheck import box_errors, ink_errors, text_of_commands, without_space
+from openafm.data.drawing.recheck import box_errors, ink_errors, transcription_errors
 from openafm.data.images.documents import Box, Question
 from openafm.data.images.grounding import box_text, boxes_of
 from openafm.data.synthetic.text_files.posters import poster_texts
@@ -41,12 +40,7 @@ class SignGenerator(Generator):
         raise DrawingFailedError(f"no legible sign in '{language}' after {_TRIES} attempts")
 
     def check(self, drawn: Drawn) -> Sequence[str]:
-        log: dict[str, Any] = dict(drawn.log)
-        expected = without_space(text_of_commands(log["commands"], log["words"], set(log["covered"])))
-        errors = list(ink_errors(drawn))
-        if without_space(drawn.transcription) != expected:
-            errors.append(f"the transcription {drawn.transcription!r} is not what the commands draw: {expected!r}")
-        return [*errors, *_question_errors(drawn)]
+        return [*ink_errors(drawn), *transcription_errors(drawn), *_question_errors(drawn)]
 
 
 def _draw_texts(rng: random.Random, language: str, split: Split, kind: str) -> list[str]:
@@ -107,20 +101,13 @@ def _photographed(rng: random.Random, sheet: Sheet, language: str, split: Split,
         questions=tuple(question for question in questions if once or question.kind != "ground.box"),
         metadata=metadata
         | {"title_font": sheet.title_font.family, "font": sheet.text_font.family, "condition": condition.name},
-        log={
-            "commands": sheet.canvas.commands,
-            "words": [{"text": region.label, "box": list(region.box)} for region in words],
-            "covered": sorted(shot.covered),
-            "camera": shot.log,
-        },
+        log=shot.truth(sheet.canvas, words),
     )
 
 
 def _question_errors(drawn: Drawn) -> Iterator[str]:
     image = drawn.images[0]
     for question in drawn.questions:
-        if question.kind == "transcription" and question.answer != drawn.transcription:
-            yield "the answer is not the transcription"
         for text in (question.answer, question.question):
             for _, box in boxes_of(text, image.width, image.height):
                 near = [region for region in image.regions if not list(box_errors(box, region.box, region.label))]
