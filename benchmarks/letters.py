@@ -1,7 +1,7 @@
 """Letters that an encoder names by place on held-out flyers and signs, after equal time on one core.
 
-    convolutions    the convolutions of `reader.nano`, without its transformer layers
-    patches         the transformer layers of `reader.nano` after a linear patch embedding, as in the report
+    convolutions    the encoder of the recipe, `reader.nano`
+    patches         two transformer layers in windows after a linear patch embedding, as in the report
 
 Both train by the recipe `vision.letters` on the same English drawings, without its pages of words. `letters_...` is the
 share of the letters of held-out drawings whose class is right; fonts, designs and camera conditions of these are not in
@@ -17,9 +17,9 @@ docs/benchmarks/letters.json.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import process_time
@@ -39,8 +39,11 @@ from openafm.data.images.resolution import image_views
 from openafm.data.images.shards import ImageCorpus, open_image_corpus
 from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.letters import NO_LETTER
-from openafm.models.vision.multimodal_config import ReaderConfig
-from openafm.models.vision.reader import Reader
+from openafm.models.vision.letters_adapter import LettersAdapter
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+from openafm.models.vision.multimodal import MultimodalDecoder
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import encoder_of, raised, windowed_encoder
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
 from openafm.recipes.sources.mixtures import sources
@@ -48,9 +51,11 @@ from openafm.recipes.vision.reader import KINDS
 from openafm.training.budgets import TimeBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "letters.json"
-VARIANTS: dict[str, Callable[[VisionConfig], VisionConfig]] = {
-    "convolutions": lambda vision: vision,
-    "patches": lambda vision: replace(vision, stem=()),
+PATCHES = {
+    "micro": raised(encoder_of("rw_vitdet.micro"), 168),
+    "nano": windowed_encoder(
+        image_side=448, patch_side=16, window_side=4, dim=128, num_layers=2, num_heads=4, mlp_dim=512, num_global_layers=1
+    ),
 }
 
 
@@ -58,7 +63,10 @@ def run_of(size: str, vision: VisionConfig, train: Path, held_out: Path) -> RunC
     """Return the run `vision.letters` with another encoder on these drawings."""
     run = with_images(build_run("vision.letters", size), train, held_out)
     run = replace(run, corpora=tuple(corpus for corpus in run.corpora if corpus.name != "word_letters"))
-    model = replace(cast("ReaderConfig", run.trainer.model), vision=vision)
+    model = cast("MultimodalConfig", run.trainer.model)
+    token_side = vision.image_side // math.isqrt(model.image_modes[0].tokens)
+    adapter = LettersAdapterConfig(patch_side=vision.patch_side, factor=token_side // vision.patch_side)
+    model = replace(model, vision=vision, adapter=adapter)
     data = replace(run.trainer.data, sources=sources(letters=1.0))
     return replace(run, trainer=replace(run.trainer, model=model, data=data, evaluation=None))
 
@@ -66,7 +74,8 @@ def run_of(size: str, vision: VisionConfig, train: Path, held_out: Path) -> RunC
 @torch.no_grad()
 def letters_read(bundle: Bundle, corpus: ImageCorpus) -> tuple[float, int]:
     """Return the share of the letters that a model names, and how many there are."""
-    model = cast("Reader", load_decoder(bundle)).eval()
+    model = cast("MultimodalDecoder", load_decoder(bundle)).eval()
+    adapter = cast("LettersAdapter", model.adapter)
     mode, num_right, num_letters = model.config.image_modes[0], 0, 0
     for document in corpus.documents():
         if not has_words(document):
@@ -77,17 +86,14 @@ def letters_read(bundle: Bundle, corpus: ImageCorpus) -> tuple[float, int]:
         if not len(letter_L):
             continue
         view_1YXC = torch.tensor(image_views(pixels(corpus.image(digest)), mode))
-        logits_LK = model.letter_logits(view_1YXC, torch.zeros_like(row_L), row_L, column_L)
+        logits_LK = adapter.letter_logits(model.vision(view_1YXC), torch.zeros_like(row_L), row_L, column_L)
         num_right += int((logits_LK.argmax(-1) == letter_L).sum())
         num_letters += len(letter_L)
     return num_right / max(num_letters, 1), num_letters
 
 
 def measure(folder: Path, size: str, train: Path, held_out: Path, minutes: float | None) -> dict[str, Any]:
-    encoders = {
-        name: variant(cast("ReaderConfig", build_run("vision.letters", size).trainer.model).vision)
-        for name, variant in VARIANTS.items()
-    }
+    encoders = {"convolutions": encoder_of(f"reader.{size}"), "patches": PATCHES[size]}
     shares, seconds, num_letters = {}, {}, 0
     for name, vision in encoders.items():
         run = run_of(size, vision, train, held_out)
@@ -117,7 +123,7 @@ def main() -> None:
     parser.add_argument("--bundle", help="score this bundle only")
     options = parser.parse_args()
     bundle = None if options.bundle is None else open_bundle(options.bundle)
-    if bundle is not None and not isinstance(bundle.config, ReaderConfig):
+    if bundle is not None and not isinstance(getattr(bundle.config, "adapter", None), LettersAdapterConfig):
         parser.error(f"{options.bundle} classifies no letters; name a bundle of vision.letters")
     with home() as folder:
         held_out = options.held_out or draw(folder, KINDS, 6 if options.quick else 150, "held_out")

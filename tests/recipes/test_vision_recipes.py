@@ -17,7 +17,7 @@ from tiny_bundles import write_multimodal_bundle
 from openafm.bundle import Bundle, open_bundle
 from openafm.core.errors import UsageError
 from openafm.data.drawing.corpus import draw_document
-from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig, ReaderConfig
+from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
 from openafm.recipes.catalog import build_run
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
@@ -119,7 +119,7 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
 
 def test_a_model_with_vision_but_without_letters_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     seeing = write_multimodal_bundle(tmp_path / "seeing").path
-    with pytest.raises(UsageError, match="seeing has vision without a head for letters"):
+    with pytest.raises(UsageError, match="seeing has vision without letters"):
         prepare_run("vision.transcribe", "micro", start=str(seeing))
 
 
@@ -128,7 +128,7 @@ def test_the_reader_of_flyers_continues_letters_and_transcriptions(tmp_path: Pat
     letters = open_bundle(trained("vision.letters", tmp_path, FEW))
     assert prepare_run("vision.transcribe", "micro").trainer.from_identity == letters.identity
     transcriber = open_bundle(trained("vision.transcribe", tmp_path, FEW))
-    assert isinstance(transcriber.config, ReaderConfig)
+    assert isinstance(transcriber.config, MultimodalConfig)
     config = prepare_run("vision.reader", "micro")
     assert config.trainer.from_identity == transcriber.identity
     asked = next(corpus for corpus in config.corpora if corpus.name == "texts")

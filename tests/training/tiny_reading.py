@@ -13,9 +13,9 @@ from tiny_contrastive import clip_config, one_step
 from openafm.data.loading.batch import Batch, Origin
 from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.config import DecoderConfig
-from openafm.models.vision.config import ConvolutionConfig
-from openafm.models.vision.multimodal_config import ReaderConfig
-from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
+from openafm.models.vision.config import ConvolutionConfig, VisionConfig
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.objectives.config import ReadingConfig
 
 LETTERS = [[(0, 0, 5), (1, 7, 95), (3, 3, 0)], [(2, 5, 12)]]
@@ -27,11 +27,16 @@ IMAGE_TOKENS = 1
 STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, stride=2))
 
 
-def reader_config(stem: tuple[ConvolutionConfig, ...] = STEM) -> ReaderConfig:
+def reader_config(stem: tuple[ConvolutionConfig, ...] = STEM) -> MultimodalConfig:
+    """Return a reader with convolutions alone, or with transformer layers on the pixels of patches."""
     towers = clip_config()
     decoder = DecoderConfig(vocab_size=200, dim=towers.dim, layers=towers.layers, context_length=64)
-    vision = replace(towers.vision, image_side=32, patch_side=16, stem=stem)
-    return ReaderConfig.of(decoder, vision, PixelShuffleAdapterConfig(factor=2))
+    vision = replace(towers.vision, image_side=32, patch_side=8)
+    if stem:
+        vision = VisionConfig(
+            image_side=32, patch_side=8, dim=stem[-1].channels, layers=(), num_registers=0, final_norm=False, stem=stem
+        )
+    return MultimodalConfig.of(decoder, vision, LettersAdapterConfig(factor=4))
 
 
 def batch_of(letters: list[list[tuple[int, int, int]]], with_text: bool) -> Batch:

@@ -14,7 +14,8 @@ from openafm.core.errors import UsageError
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.initialization.upcycling_config import upcycled_config
 from openafm.models.reward_config import RewardModelConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
 from openafm.recipes.sources.data_config import DataConfig
@@ -86,10 +87,7 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
         )
     model, wanted = bundle.config, config.trainer.model
     if isinstance(wanted, MultimodalConfig):
-        if isinstance(wanted, ReaderConfig) and isinstance(model, MultimodalConfig) and not isinstance(model, ReaderConfig):
-            raise UsageError(f"{bundle.name} has vision without a head for letters; start from a bundle of vision.letters")
-        if isinstance(wanted, ReaderConfig) and bundle.tokenizer.is_imported:
-            raise UsageError(f"{bundle.name} has an imported tokenizer; letters need one that openafm trained")
+        _check_letters(wanted, bundle)
         if isinstance(model, MultimodalConfig):
             model = replace(model, modes=wanted.modes)
         else:
@@ -108,6 +106,20 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
     if trainer.adapter is not None and bundle.recovery_adapter is not None:
         trainer = replace(trainer, adapter=bundle.recovery_adapter.config)
     return replace(config, tokenizer=None, trainer=trainer)
+
+
+def _check_letters(wanted: MultimodalConfig, bundle: Bundle) -> None:
+    """Check that a run with tokens of letters can start from a bundle.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not isinstance(wanted.adapter, LettersAdapterConfig):
+        return
+    if isinstance(bundle.config, MultimodalConfig) and not isinstance(bundle.config.adapter, LettersAdapterConfig):
+        raise UsageError(f"{bundle.name} has vision without letters; start from a bundle of vision.letters")
+    if bundle.tokenizer.is_imported:
+        raise UsageError(f"{bundle.name} has an imported tokenizer; letters need one that openafm trained")
 
 
 def _resolved(config: RunConfig, default_teacher: str | None) -> RunConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from openafm.core.config import ConfigError
 from openafm.models.vision.config import ConvolutionConfig, VisionConfig, VisionLayerConfig
-from openafm.models.vision.sizes import encoder_of
+from openafm.models.vision.sizes import convolutions, encoder_of
 from openafm.models.vision.stem import Stem
 
 EPS = 1e-6
@@ -56,8 +57,36 @@ class _Image(nn.Module):
 
 def test_patches_divide_into_strides() -> None:
     reader = encoder_of("reader.nano")
-    assert (reader.stem_stride, reader.patch_inputs) == (8, 4 * 96)
+    assert reader.stem_stride == 8
+    joined = replace(encoder_of("rw_vitdet.nano"), stem=reader.stem)
+    assert joined.patch_inputs == 4 * 96
     with pytest.raises(ConfigError, match="does not divide into the stem's strides of 8"):
-        replace(reader, patch_side=12, image_side=84)
+        replace(joined, patch_side=12, image_side=84)
     with pytest.raises(ConfigError, match="must be odd"):
         ConvolutionConfig(channels=3, kernel_side=4)
+
+
+def test_an_encoder_without_layers_is_its_convolutions() -> None:
+    config = convolutions(32, 8, 12)
+    encoder, pixels = config.build(seed=2), torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        states = encoder(pixels)
+        expected = encoder.stem((pixels / 255 - 0.5) / 0.5)
+    assert torch.allclose(states.patches_BYXD, expected, atol=1e-6)
+    assert states.registers_BRD.shape == (2, 0, 12)
+    assert sum(weight.numel() for weight in encoder.parameters()) == config.num_parameters()
+    assert config.flops(64) == config.stem_flops(64)
+    with pytest.raises(ConfigError, match="use an encoder with layers for masked patches"):
+        encoder(pixels, torch.zeros(2, 1, 1, dtype=torch.long))
+    with pytest.raises(ConfigError, match="an image side of 36 pixels must be a multiple of 8"):
+        encoder(torch.zeros(1, 36, 36, 3, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "change", [{"patch_side": 16}, {"dim": 16}, {"window_side": 2}, {"num_registers": 1}, {"final_norm": True}]
+)
+def test_an_encoder_without_layers_has_nothing_but_convolutions(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"has patches of its stem's stride \(8\) and dim \(12\)"):
+        replace(convolutions(32, 8, 12), **change)
+    with pytest.raises(ConfigError, match="needs a stem or at least one layer"):
+        replace(convolutions(32, 8, 12), stem=())

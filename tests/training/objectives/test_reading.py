@@ -13,8 +13,9 @@ from tiny_reading import LETTERS, STEM, TEXT, batch_of, reader_config
 
 from openafm.core.config import ConfigError
 from openafm.models.vision.config import ConvolutionConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
-from openafm.models.vision.reader import Reader
+from openafm.models.vision.letters_adapter import LettersAdapter
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.recipes.catalog import build_run
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.objectives.base import NextToken
@@ -26,17 +27,15 @@ from openafm.training.objectives.reading import LettersError, Reading
 def test_letters_equal_a_loop(stem: tuple[ConvolutionConfig, ...]) -> None:
     model, batch = reader_config(stem).build(seed=1), batch_of(LETTERS, with_text=False)
     losses = Reading(ReadingConfig())(model, batch)
-    expected, right = 0.0, 0
-    weight, bias = model.letters.weight, model.letters.bias
+    expected, right, adapter = 0.0, 0, model.adapter
+    assert isinstance(adapter, LettersAdapter)
+    weight, bias = adapter.letters.weight, adapter.letters.bias
     assert bias is not None
     for span, places in zip(batch.embedding_spans, LETTERS, strict=True):
-        pixels = torch.tensor(batch.images[span.image])
-        state_YXD = model.vision.local_states(pixels)[0] if stem else model.vision(pixels).patches_BYXD[0]
-        height, width = (1, 2) if stem else (2, 4)  # cells of an output of the stem, or of a patch
+        state_YXD = model.vision(torch.tensor(batch.images[span.image])).patches_BYXD[0]
         for row, column, letter in places:
-            cell = (row % height) * width + column % width
-            rows = slice(96 * cell, 96 * (cell + 1))
-            logits = weight[rows] @ state_YXD[row // height, column // width] + bias[rows]
+            rows = slice(96 * (column % 2), 96 * (column % 2 + 1))  # a patch has two cells beside each other
+            logits = weight[rows] @ state_YXD[row, column // 2] + bias[rows]
             expected += F.cross_entropy(logits, torch.tensor(letter)).item()
             right += int(logits.argmax()) == letter
     assert losses.count == 4
@@ -69,23 +68,23 @@ def test_letters_and_texts_add_up() -> None:
     assert of_both.count == of_letters.count + of_texts.count == 4 + len(TEXT)
     of_both.total.backward()
     assert all(weight.grad is not None for weight in model.parameters())
-    assert model.letters.weight.grad is not None
-    assert model.letters.weight.grad.abs().sum() > 0
+    assert model.adapter.letters.weight.grad is not None
+    assert model.adapter.letters.weight.grad.abs().sum() > 0
 
 
 def test_what_learns_from_letters_gets_no_gradient_of_texts() -> None:
     objective = Reading(ReadingConfig(letters_learn_from="letters"))
     model = reader_config().build(seed=1)
-    of_letters = [*model.vision.stem.parameters(), *model.letters.parameters()]
+    of_letters = [*model.vision.parameters(), *model.adapter.letters.parameters()]
     objective(model, batch_of([], with_text=True)).total.backward()
     assert all(weight.grad is not None and not weight.grad.any() for weight in of_letters)
-    assert model.vision.patch.weight.grad is not None
-    assert model.vision.patch.weight.grad.any()
-    assert all(weight.grad is not None and weight.grad.any() for weight in model.adapter.parameters())
+    for scale in (model.adapter.scale_ND, model.adapter.scale_before_ND):
+        assert scale.grad is not None
+    assert model.adapter.scale_ND.grad.any()
     both = objective(model, batch_of(LETTERS, with_text=True))
     expected = Reading(ReadingConfig())(model, batch_of(LETTERS, with_text=True))
     assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
-    assert expected.flops - both.flops == 2 * model.config.vision.stem_flops(32)
+    assert expected.flops - both.flops == 2 * model.config.vision.flops(32)
     both.total.backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in of_letters)
 
@@ -99,7 +98,8 @@ def test_what_learns_from_nothing_stays_as_it_is() -> None:
         trainer.objective.build()(model, batch).total.backward()
         optimizer.step()
     same = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
-    assert same == {name for name in before if name.startswith(("vision.stem.", "letters."))}
+    kept = {name for name in before if name.startswith(("vision.", "adapter.letters."))}
+    assert same == kept | {"adapter.scale_before_ND"}  # the image has a single token
 
 
 def test_letters_are_learned() -> None:
@@ -173,21 +173,19 @@ def test_letters_out_of_range_are_refused(letter: tuple[int, int, int]) -> None:
 
 def test_configs_are_checked() -> None:
     trainer = build_run("vision.letters", "nano").trainer
-    assert isinstance(trainer.model, ReaderConfig)
-    plain = MultimodalConfig.of(trainer.model.decoder, trainer.model.vision, trainer.model.adapter)
-    with pytest.raises(ConfigError, match="needs a ReaderConfig"):
-        ReadingConfig().check(replace(trainer, model=plain))
-    with pytest.raises(ConfigError, match="do not divide into cells of 8 x 4 pixels"):
-        replace(trainer.model, vision=replace(trainer.model.vision, stem=(), patch_side=4, image_side=448), modes=())
+    assert isinstance(trainer.model, MultimodalConfig)
+    plain = replace(trainer.model, adapter=PixelShuffleAdapterConfig(factor=2))
+    for model in (plain, plain.decoder):
+        with pytest.raises(ConfigError, match="needs a model with vision and a LettersAdapterConfig"):
+            ReadingConfig().check(replace(trainer, model=model))
     with pytest.raises(ConfigError, match=r"no source of the run is one of letters \(other\)"):
         ReadingConfig(sources=("other",)).check(trainer)
     with pytest.raises(ConfigError, match="letters are among the sources, and nothing learns from them"):
         ReadingConfig(letters_learn_from="nothing").check(trainer)
     with pytest.raises(ConfigError, match="cannot train divided weights"):
         trainer.objective.check(replace(trainer, parallel=ParallelConfig(shard=2)))
-    assert isinstance(reader_config().build(), Reader)
     assert reader_config().other_parameters() == sum(
         weight.numel()
         for name, weight in reader_config().build().named_parameters()
-        if name.startswith(("vision", "adapter", "letter"))
+        if name.startswith(("vision", "adapter"))
     )

@@ -18,7 +18,7 @@ from openafm.models.attention.spans import ImageKey
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import stem
 from openafm.recipes.catalog import build_run
 from openafm.training.objectives.base import image_flops
@@ -45,9 +45,9 @@ def config_with_stem() -> MultimodalConfig:
     return replace(config, vision=replace(config.vision, stem=stem(8, 16, 16)))
 
 
-def reader() -> ReaderConfig:
+def reader() -> MultimodalConfig:
     config = build_run("vision.transcribe", "micro").trainer.model
-    assert isinstance(config, ReaderConfig)
+    assert isinstance(config, MultimodalConfig)
     return config
 
 

@@ -23,8 +23,11 @@ class BaseVisionAdapter(nn.Module, ABC):
     """Base of the adapters: from the states of a vision encoder to the embeddings of image tokens of a decoder."""
 
     @abstractmethod
-    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
-        """Return the embeddings of the image tokens row by row, [B, T * T, D]; T is `tokens_side`, or the usual one."""
+    def forward(self, states: VisionStates, tokens_side: int | None = None, embedding_ED: Tensor | None = None) -> Tensor:
+        """Return the embeddings of the image tokens row by row, [B, T * T, D]; T is `tokens_side`, or the usual one.
+
+        `embedding_ED` is that of the decoder's E tokens, which an adapter of letters needs.
+        """
 
 
 class PooledConvolution(nn.Module):
@@ -63,7 +66,7 @@ class VisionAdapter(BaseVisionAdapter):
         if not self.projection.weight.is_meta:
             self.initialize(seed)
 
-    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
+    def forward(self, states: VisionStates, tokens_side: int | None = None, embedding_ED: Tensor | None = None) -> Tensor:
         num_registers = states.registers_BRD.shape[1]
         x_BTV = torch.cat((states.registers_BRD, states.patches_BYXD.flatten(1, 2)), dim=1)
         x_BTV = self.norm(self.layer(x_BTV, num_registers, 1))

@@ -14,7 +14,7 @@ from openafm.core.config import Config
 
 if TYPE_CHECKING:
     from openafm.models.vision.adapter import BaseVisionAdapter, VisionAdapter
-    from openafm.models.vision.encoder import VisionEncoder
+    from openafm.models.vision.encoder import BaseVisionEncoder
     from openafm.models.vision.scopes import Scope
 
 
@@ -114,7 +114,8 @@ class VisionConfig(Config):
     """A vision transformer (arXiv 2010.11929): patches, learned positions, registers, layers, final norm.
 
     The patch embedding is a linear layer of the pixels of a patch, or of the outputs of `stem`, convolutions of the whole
-    image (arXiv 2106.14881). The report's encoders have none; small encoders learn to read faster with them.
+    image (arXiv 2106.14881). The report's encoders have none. An encoder without layers is its stem alone: a patch is one
+    output, without positions, registers and final norm. It learns to read letters faster (docs/benchmarks.md, Letters).
 
     `image_side` and `patch_side` are in pixels; `window_side` is in patches, None without windows. Other image sides are
     allowed if they divide into patches and windows: the position embeddings are interpolated. Registers are learned tokens
@@ -135,7 +136,7 @@ class VisionConfig(Config):
 
     def __post_init__(self) -> None:
         self.require(min(self.image_side, self.patch_side, self.dim) > 0, "image_side, patch_side and dim must be positive")
-        self.require(len(self.layers) > 0, "an encoder needs at least one layer")
+        self.require(bool(self.layers or self.stem), "an encoder needs a stem or at least one layer")
         self.require(
             all(0 < value < math.inf for value in self.pixel_std), f"pixel_std must be positive, got {self.pixel_std}"
         )
@@ -143,6 +144,14 @@ class VisionConfig(Config):
         self.require(
             self.patch_side % self.stem_stride == 0,
             f"a patch of {self.patch_side} pixels does not divide into the stem's strides of {self.stem_stride}",
+        )
+        outputs = (self.stem_stride, self.stem[-1].channels if self.stem else 0)
+        self.require(
+            bool(self.layers)
+            or (self.patch_side, self.dim, self.window_side, self.num_registers, self.final_norm)
+            == (*outputs, None, 0, False),
+            "an encoder without layers has patches of its stem's stride ({}) and dim ({}), no windows, no registers and no "
+            "final norm".format(*outputs),
         )
         for layer in self.layers:
             self.require(self.dim % layer.num_heads == 0, f"dim {self.dim} does not divide into {layer.num_heads} heads")
@@ -194,6 +203,8 @@ class VisionConfig(Config):
     def num_parameters(self) -> int:
         """Return the number of weights."""
         stem = sum((inputs + 3) * each.channels for each, inputs in zip(self.stem, self.stem_inputs, strict=True))
+        if not self.layers:
+            return stem
         patches = (self.patch_inputs + 1) * self.dim + stem
         positions = (self.grid_side(self.image_side) ** 2 + self.num_registers) * self.dim
         layers = sum(layer.num_parameters(self.dim) for layer in self.layers)
@@ -209,6 +220,8 @@ class VisionConfig(Config):
 
     def flops(self, image_side: int, kept: float = 1.0) -> float:
         """Return the operations of the forward pass of an image, of which a share `kept` of the patches is encoded."""
+        if not self.layers:
+            return self.stem_flops(image_side)
         num_windows, window_tokens = self.windows(image_side)
         window_tokens = round(window_tokens * kept)
         num_tokens = num_windows * window_tokens + self.num_registers
@@ -218,11 +231,11 @@ class VisionConfig(Config):
             total += 4.0 * self.dim * layer.scope.num_pairs(num_windows, window_tokens, self.num_registers)
         return total
 
-    def build(self, seed: int = 0) -> VisionEncoder:
+    def build(self, seed: int = 0) -> BaseVisionEncoder:
         """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
-        from openafm.models.vision.encoder import VisionEncoder
+        from openafm.models.vision.encoder import ConvolutionalEncoder, VisionEncoder
 
-        return VisionEncoder(self, seed)
+        return (VisionEncoder if self.layers else ConvolutionalEncoder)(self, seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +253,18 @@ class BaseAdapterConfig(Config, ABC):
         Raises:
             ConfigError: it cannot.
         """
+
+    def check_encoder(self, vision: VisionConfig) -> None:
+        """Check that an encoder fits; by default all do.
+
+        Raises:
+            ConfigError: it does not.
+        """
+
+    @property
+    def least_vocabulary(self) -> int:
+        """Tokens that the decoder needs."""
+        return 1
 
     @abstractmethod
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:

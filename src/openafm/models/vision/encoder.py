@@ -7,6 +7,7 @@ grid's side.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from openafm.core.config import ConfigError
 from openafm.models.layers import Linear
 from openafm.models.vision.config import VisionConfig, VisionLayerConfig
 from openafm.models.vision.layer_norm import LayerNorm
@@ -27,13 +29,11 @@ EMBEDDING_STD = 0.02
 class VisionStates:
     """The output of an encoder: registers_BRD, and the patches of the image row by row, patches_BYXD.
 
-    With FLIP masking the patches have no grid: patches_BYXD is [B, 1, kept patches, D]. `local_BYXC` are the outputs of the
-    stem, None without one.
+    With FLIP masking the patches have no grid: patches_BYXD is [B, 1, kept patches, D].
     """
 
     registers_BRD: Tensor
     patches_BYXD: Tensor
-    local_BYXC: Tensor | None = None
 
 
 class VisionLayer(nn.Module):
@@ -67,15 +67,60 @@ class VisionLayer(nn.Module):
                 nn.init.constant_(scale, self.config.layer_scale)
 
 
-class VisionEncoder(nn.Module):
-    """A vision transformer. Weights are fp32 masters; it computes in `compute_dtype`."""
+class BaseVisionEncoder(nn.Module, ABC):
+    """Base of the encoders. Weights are fp32 masters; an encoder computes in `compute_dtype`."""
 
-    def __init__(self, config: VisionConfig, seed: int = 0) -> None:
+    def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = torch.float32
-        grid = config.grid_side(config.image_side)
         self.stem = Stem(config)
+
+    @abstractmethod
+    def forward(self, pixels_BYXC: Tensor, kept_BNK: Tensor | None = None) -> VisionStates:
+        """Encode square images, uint8 in 0..255 or fp32 in 0..1, with red, green and blue last.
+
+        `kept_BNK` selects the patches of each window that are encoded (FLIP, arXiv 2212.00794); None encodes all.
+
+        Raises:
+            ConfigError: the images do not divide into patches and windows.
+        """
+
+    def _normalized(self, values_E: Tensor) -> Tensor:
+        """Return pixels, or the pixels of patches, in units of standard deviations; the last dim has channels last."""
+        mean_E, std_E = (
+            torch.tensor(each, device=values_E.device).repeat(values_E.shape[-1] // 3)
+            for each in (self.config.pixel_mean, self.config.pixel_std)
+        )
+        scale = 255.0 if values_E.dtype == torch.uint8 else 1.0
+        return ((values_E.float() / scale - mean_E) / std_E).to(self.compute_dtype)
+
+
+class ConvolutionalEncoder(BaseVisionEncoder):
+    """An encoder without layers: its patches are the outputs of the convolutions."""
+
+    def __init__(self, config: VisionConfig, seed: int = 0) -> None:
+        super().__init__(config)
+        weight = next(self.stem.parameters())
+        if not weight.is_meta:
+            self.stem.initialize(torch.Generator(device=weight.device).manual_seed(seed))
+
+    def forward(self, pixels_BYXC: Tensor, kept_BNK: Tensor | None = None) -> VisionStates:
+        if kept_BNK is not None:
+            raise ConfigError("convolutions encode the whole image; use an encoder with layers for masked patches")
+        self.config.grid_side(pixels_BYXC.shape[1])
+        patches_BYXD = self.stem(self._normalized(pixels_BYXC))
+        return VisionStates(
+            registers_BRD=patches_BYXD.new_zeros(len(patches_BYXD), 0, self.config.dim), patches_BYXD=patches_BYXD
+        )
+
+
+class VisionEncoder(BaseVisionEncoder):
+    """A vision transformer."""
+
+    def __init__(self, config: VisionConfig, seed: int = 0) -> None:
+        super().__init__(config)
+        grid = config.grid_side(config.image_side)
         self.patch = Linear(config.patch_inputs, config.dim, bias=True)
         self.position_GGD = nn.Parameter(torch.empty(grid, grid, config.dim))
         self.registers_RD = nn.Parameter(torch.empty(config.num_registers, config.dim))
@@ -85,15 +130,9 @@ class VisionEncoder(nn.Module):
             self.initialize(seed)
 
     def forward(self, pixels_BYXC: Tensor, kept_BNK: Tensor | None = None) -> VisionStates:
-        """Encode square images, uint8 in 0..255 or fp32 in 0..1, with red, green and blue last.
-
-        `kept_BNK` selects the patches of each window that are encoded (FLIP, arXiv 2212.00794); None encodes all.
-
-        Raises:
-            ConfigError: the images do not divide into patches and windows.
-        """
-        local_BYXC = self.local_states(pixels_BYXC) if self.config.stem else None
-        x_BNWD = self._embedded(pixels_BYXC if local_BYXC is None else local_BYXC, pixels_BYXC.shape[1])
+        has_stem = bool(self.config.stem)
+        x_BYXC = self.stem(self._normalized(pixels_BYXC)) if has_stem else pixels_BYXC
+        x_BNWD = self._embedded(x_BYXC, pixels_BYXC.shape[1])
         if kept_BNK is not None:
             x_BNWD = x_BNWD.gather(2, kept_BNK[..., None].expand(-1, -1, -1, x_BNWD.shape[-1]))
         num_windows, num_registers = x_BNWD.shape[1], self.config.num_registers
@@ -108,12 +147,7 @@ class VisionEncoder(nn.Module):
             patches_BYXD = self._rows_from_windows(patches_BPD, pixels_BYXC.shape[1])
         else:
             patches_BYXD = patches_BPD[:, None]
-        return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD, local_BYXC=local_BYXC)
-
-    def local_states(self, pixels_BYXC: Tensor) -> Tensor:
-        """Return the outputs of the stem, each of a neighborhood, x_BYXC; without a stem, the normalized pixels."""
-        x_BYXC: Tensor = self.stem(self._normalized(pixels_BYXC))
-        return x_BYXC
+        return VisionStates(registers_BRD=x_BTD[:, :num_registers], patches_BYXD=patches_BYXD)
 
     def resize_positions(self, image_side: int) -> None:
         """Interpolate the position embeddings to another image side, for training at a higher resolution (report 4.2)."""
@@ -142,15 +176,6 @@ class VisionEncoder(nn.Module):
         position_GGD = self.position_GGD if grid == len(self.position_GGD) else interpolated(self.position_GGD, grid)
         x_BNWD = self.patch(values_BNWE if config.stem else self._normalized(values_BNWE))
         return x_BNWD + self._windows_from_rows(position_GGD[None]).to(x_BNWD.dtype)
-
-    def _normalized(self, values_E: Tensor) -> Tensor:
-        """Return pixels, or the pixels of patches, in units of standard deviations; the last dim has channels last."""
-        mean_E, std_E = (
-            torch.tensor(each, device=values_E.device).repeat(values_E.shape[-1] // 3)
-            for each in (self.config.pixel_mean, self.config.pixel_std)
-        )
-        scale = 255.0 if values_E.dtype == torch.uint8 else 1.0
-        return ((values_E.float() / scale - mean_E) / std_E).to(self.compute_dtype)
 
     def _windows_from_rows(self, x_BYXE: Tensor) -> Tensor:
         """Return the patches of a grid ordered by windows, x_BNWE; the inverse of `_rows_from_windows`."""

@@ -5,8 +5,9 @@ Shapes: V views of images, Y and X pixels, L tokens of an image, D decoder dim, 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import torch
@@ -14,16 +15,15 @@ from torch import Tensor, nn
 
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.decoder import Decoder, InsertedEmbedding
-from openafm.models.vision.encoder import VisionStates
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
 def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> MultimodalDecoder:
-    """Return a decoder's weights with a fresh vision encoder and adapter, and head for letters if the config has one."""
+    """Return a decoder's weights with a fresh vision encoder and adapter."""
     model = config.build(seed)
     missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
     assert not unexpected
-    assert all(name.startswith(("vision.", "adapter.", "letter")) for name in missing)
+    assert all(name.startswith(("vision.", "adapter.")) for name in missing)
     model.compute_dtype = decoder.compute_dtype
     return model
 
@@ -43,12 +43,8 @@ class MultimodalDecoder(Decoder):
         if torch.is_grad_enabled() and not inserted:
             # A batch without images gives zero gradients, not none: an optimizer step does not depend on which process has
             # the images.
-            x_BSD = x_BSD + 0 * sum(weight.sum() for weight in self.eyes() if weight.requires_grad)
+            x_BSD = x_BSD + 0 * sum(weight.sum() for weight in self._eyes() if weight.requires_grad)
         return x_BSD
-
-    def eyes(self) -> list[nn.Parameter]:
-        """Return the weights that the tokens of images depend on, without the decoder's."""
-        return [*self.vision.parameters(), *self.adapter.parameters()]
 
     def encode_images(self, views_VYXC: Tensor, num_tokens: int) -> Tensor:
         """Return the embeddings of an image's views, [V * num_tokens, D], `num_tokens` of each view.
@@ -60,12 +56,8 @@ class MultimodalDecoder(Decoder):
         if side * side != num_tokens:
             raise SpanError(f"a view of an image takes a square number of tokens, got {num_tokens}")
         self.vision.compute_dtype = self.compute_dtype
-        return self.image_tokens(self.vision(views_VYXC.to(self.device)), side).flatten(0, 1)
-
-    def image_tokens(self, states: VisionStates, side: int) -> Tensor:
-        """Return the tokens of views from the encoder's output, `side` x `side` of each, [V, L, D]."""
-        tokens_VLD: Tensor = self.adapter(states, side)
-        return tokens_VLD
+        tokens_VLD: Tensor = self.adapter(self.vision(views_VYXC.to(self.device)), side, self.embedding)
+        return tokens_VLD.flatten(0, 1)
 
     def embed_images(self, spans: Sequence[EmbeddingSpan], images: Mapping[ImageKey, Tensor]) -> list[InsertedEmbedding]:
         """Return the embeddings of spans. Views of equal size are encoded together; an image of several spans once.
@@ -89,3 +81,6 @@ class MultimodalDecoder(Decoder):
             embedded = self.encode_images(views_VYXC, int(tokens_per_view)).split([key[1] for key in keys])
             embeddings.update(zip(keys, embedded, strict=True))
         return [(span, embeddings[span.image]) for span in spans]
+
+    def _eyes(self) -> Iterator[nn.Parameter]:
+        return itertools.chain(self.vision.parameters(), self.adapter.parameters())

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
-from openafm.models.vision.letters import CELL, LETTER_TOKENS, NUM_CLASSES
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 if TYPE_CHECKING:
     from openafm.models.vision.clip import ClipModel
     from openafm.models.vision.multimodal import MultimodalDecoder
-    from openafm.models.vision.reader import Reader
 
 
 # A union and not the base: configs of older bundles have no "type" here.
-AnyAdapterConfig: TypeAlias = AdapterConfig | PixelShuffleAdapterConfig
+AnyAdapterConfig: TypeAlias = AdapterConfig | PixelShuffleAdapterConfig | LettersAdapterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +36,9 @@ class MultimodalConfig(DecoderConfig):
         super().__post_init__()
         names, counts = [mode.name for mode in self.modes], {mode.num_tokens for mode in self.modes}
         self.require(len(names) == len(set(names)) == len(counts), f"modes have distinct names and tokens, got {self.modes}")
+        least = self.adapter.least_vocabulary
+        self.require(self.vocab_size >= least, f"the adapter needs a vocab_size of {least} or more, got {self.vocab_size}")
+        self.adapter.check_encoder(self.vision)
         for mode in self.modes:
             self.vision.grid_side(mode.side)
             self.adapter.check_view(self.vision, mode.side, mode.tokens)
@@ -82,72 +83,6 @@ class MultimodalConfig(DecoderConfig):
         from openafm.models.vision.multimodal import MultimodalDecoder
 
         return MultimodalDecoder(self, seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReaderConfig(MultimodalConfig):
-    """A decoder with vision that also learns which letter is where, from drawings (`training/objectives/reading.py`).
-
-    A linear layer gives the probabilities of the classes of letters in each cell, from the output of the stem there; of an
-    encoder without a stem, from the state of the patch. Each image token has the expected embeddings of its letters added,
-    scaled by cell: a small decoder finds letters among the image tokens soon if these have the embeddings of the text
-    (docs/benchmarks.md, Transcribing).
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.require(
-            self._side % math.lcm(*CELL) == 0,
-            f"{self._side} pixels between states do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
-        )
-        self.require(
-            isinstance(self.adapter, PixelShuffleAdapterConfig),
-            f"letters need tokens of whole patches; use a PixelShuffleAdapterConfig, got {type(self.adapter).__name__}",
-        )
-        needed = LETTER_TOKENS.stop
-        self.require(
-            self.vocab_size >= needed, f"vocab_size must be {needed} or more to spell letters, got {self.vocab_size}"
-        )
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """Rows and columns of the cells of a state."""
-        return self._side // CELL[0], self._side // CELL[1]
-
-    def num_cells(self, image_side: int) -> int:
-        """Return the cells of a view."""
-        return (image_side // self._side) ** 2 * math.prod(self.cells)
-
-    @property
-    def cells_of_token(self) -> int:
-        """Cells of an image token: of its states row by row, then of each state."""
-        assert isinstance(self.adapter, PixelShuffleAdapterConfig)
-        rows, columns = self.cells
-        return (self.adapter.factor * self.vision.patch_side // self._side) ** 2 * rows * columns
-
-    @property
-    def letters_dim(self) -> int:
-        """Inputs of the layer that classifies letters."""
-        return self.vision.stem[-1].channels if self.vision.stem else self.vision.dim
-
-    @property
-    def _side(self) -> int:
-        return self.vision.stem_stride if self.vision.stem else self.vision.patch_side
-
-    def other_parameters(self) -> int:
-        rows, columns = self.cells
-        head = (self.letters_dim + 1) * rows * columns * NUM_CLASSES
-        return super().other_parameters() + head + self.cells_of_token * self.dim
-
-    def view_flops(self, image_side: int, num_tokens: int) -> float:
-        letters = 2.0 * self.num_cells(image_side) * (NUM_CLASSES * self.letters_dim + len(LETTER_TOKENS) * self.dim)
-        return super().view_flops(image_side, num_tokens) + letters
-
-    def build(self, seed: int = 0) -> Reader:
-        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
-        from openafm.models.vision.reader import Reader
-
-        return Reader(self, seed)
 
 
 @dataclass(frozen=True, kw_only=True)

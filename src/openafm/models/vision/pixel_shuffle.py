@@ -29,7 +29,7 @@ class PixelShuffleAdapter(BaseVisionAdapter):
         if not self.up.weight.is_meta:
             self.initialize(seed)
 
-    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
+    def forward(self, states: VisionStates, tokens_side: int | None = None, embedding_ED: Tensor | None = None) -> Tensor:
         factor, grid = self.config.factor, states.patches_BYXD.shape[1]
         if grid % factor or tokens_side not in (None, grid // factor):
             raise SpanError(f"{grid} patches of a side give {grid / factor:g} tokens of a side, not {tokens_side}")

@@ -74,23 +74,26 @@ def rw_vitdet_micro() -> VisionConfig:
 
 
 def reader_nano() -> VisionConfig:
-    """Return a small encoder for reading: 448 pixels in 49 windows, with convolutions before the patches."""
-    encoder = windowed_encoder(
-        image_side=448,
-        patch_side=16,
-        window_side=4,
-        dim=128,
-        num_layers=2,
-        num_heads=4,
-        mlp_dim=512,
-        num_global_layers=1,
-    )
-    return replace(encoder, stem=stem(32, 64, 64, 64, 96))
+    """Return a small encoder for reading: convolutions alone, 448 pixels."""
+    return convolutions(448, 32, 64, 64, 64, 96)
 
 
 def reader_micro() -> VisionConfig:
-    """Return the smallest encoder for reading, for tests and for trying a recipe: 168 pixels in 9 windows."""
-    return replace(raised(rw_vitdet_micro(), 168), stem=stem(8, 16, 16))
+    """Return the smallest encoder for reading, for tests and for trying a recipe: convolutions alone, 168 pixels."""
+    return convolutions(168, 8, 16, 16)
+
+
+def convolutions(image_side: int, *channels: int) -> VisionConfig:
+    """Return an encoder without layers, whose patches are the outputs of a stem."""
+    return VisionConfig(
+        image_side=image_side,
+        patch_side=8,
+        dim=channels[-1],
+        layers=(),
+        num_registers=0,
+        final_norm=False,
+        stem=stem(*channels),
+    )
 
 
 def stem(*channels: int) -> tuple[ConvolutionConfig, ...]:

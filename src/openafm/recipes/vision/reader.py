@@ -2,8 +2,9 @@
 
 Pages of random words are part of the data, since from texts that make sense the model learns the texts, and does not look.
 The report has no such stages. They are the one narrow skill that a model of this size may learn: `benchmarks/flyers.py`
-compares it with tesseract and regular expressions. The encoder has convolutions before its patches. Each patch (micro: each
-3 x 3) becomes an image token, so that a token holds few letters. The vocabulary is that of bytes.
+compares it with tesseract and regular expressions. The encoder is convolutions alone, and its image tokens are made of the
+letters in them (`LettersAdapterConfig`): a token for each 16 pixels (micro: 24) holds few letters. The vocabulary is that of
+bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from openafm.data.images.packing import Learned
 from openafm.data.images.resolution import ResolutionConfig
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.sizes import named_size
-from openafm.models.vision.multimodal_config import ReaderConfig
-from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import encoder_of
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig
@@ -43,7 +44,7 @@ PAGES = {
 }
 """Pages of words by source, shown as they are. The decoder learns from small pages, which have few tokens, to find the next
 letter; with large pages alone this takes far longer (docs/benchmarks.md, Transcribing)."""
-ADAPTERS = {"micro": PixelShuffleAdapterConfig(factor=3), "nano": PixelShuffleAdapterConfig(factor=1)}
+ADAPTERS = {"micro": LettersAdapterConfig(factor=3), "nano": LettersAdapterConfig(factor=2)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
 VOCABULARY = NUM_SPECIAL_TOKENS + NUM_BYTE_TOKENS
@@ -59,8 +60,8 @@ def letters(size: str) -> RunConfig:
     return _run("vision.letters", size, ReadingConfig(), weights, texts=(), held_out="letters")
 
 
-# The convolutions and the layer of letters stay as they are in the later stages: with a share of letters and the learning
-# rate of the decoder they forgot most letters within a thousand steps.
+# The encoder and the layer of letters stay as they are in the later stages: with a share of letters and the learning rate of
+# the decoder they forgot most letters within a thousand steps.
 _KEEPS_LETTERS = ReadingConfig(letters_learn_from="nothing")
 
 
@@ -98,7 +99,7 @@ def _run(
         ),
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
         trainer=TrainerConfig(
-            model=ReaderConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
+            model=MultimodalConfig.of(decoder, vision, ADAPTERS[size], (READER_RESOLUTIONS[size].mode("balanced"),)),
             objective=replace(objective, sources=("letters", "word_letters", "held_out_letters")),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=ROW_TOKENS[size]),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),

@@ -2,7 +2,8 @@
 
 Shapes: V views, Y and X pixels or patches of a side, N windows of W patches, R registers, T tokens of a view, S tokens that
 attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L tokens of the decoder, M its dim,
-K taps of a side of a convolution, I its inputs for one output, O its outputs.
+K taps of a side of a convolution, I its inputs for one output, O its outputs. Of letters: P cells, K classes, N cells of a
+token, F factor, C cells of a patch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from openafm.models.vision.config import (
     WindowScopeConfig,
 )
 from openafm.models.vision.letters import LETTER_TOKENS, NUM_CLASSES
-from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 from openafm.models.vision.pooling import pooling_of_taps
 from openafm.runtime.native.vision_parts import TowerParts, Weights
@@ -63,7 +65,7 @@ class LazyVisionTower:
             if self._tower is None:
                 numerics, config = self._bundle.numerics, cast(MultimodalConfig, self._bundle.config)
                 tensors = with_vision_for_products(self._bundle.tensors(), numerics)
-                if isinstance(config, ReaderConfig) and numerics.embedding in FORMATS:
+                if isinstance(config.adapter, LettersAdapterConfig) and numerics.embedding in FORMATS:
                     format, shape = FORMATS[numerics.embedding], (config.vocab_size, config.dim)
                     tensors["embedding"] = GroupedMatrix.from_tensors("embedding", tensors, format, shape).dequantize()
                 self._tower = VisionTower(config, tensors, num_threads=self._num_threads, kernels=self._kernels)
@@ -79,7 +81,8 @@ class VisionTower:
     """Encodes views as the embeddings of image tokens.
 
     Args:
-        tensors: the bundle's, in fp32; matrices with rounded inputs in int8 with their scales. A reader's embedding is used.
+        tensors: the bundle's, in fp32; matrices with rounded inputs in int8 with their scales. An adapter of letters
+            uses the decoder's embedding.
         kernels: name of a kernel set; None for the best of this processor.
     """
 
@@ -95,14 +98,12 @@ class VisionTower:
         self._weights: Weights = {
             name: np.ascontiguousarray(tensor, np.int8 if tensor.dtype == np.int8 else np.float32)
             for name, tensor in tensors.items()
-            if name.startswith(("vision.", "adapter.", "letter"))
+            if name.startswith(("vision.", "adapter."))
         }
-        if isinstance(config, ReaderConfig):
+        if isinstance(config.adapter, LettersAdapterConfig):
             table_KD = tensors["embedding"][LETTER_TOKENS.start : LETTER_TOKENS.stop]
-            self._weights["letter_embeddings_KD"] = np.array(table_KD, np.float32)  # a copy: the embedding is freed
-            scales, expected = self._weights["letter_scale_ND"].shape, (config.cells_of_token, config.dim)
-            if scales != expected:
-                raise ValueError(f"letter_scale_ND has the shape {scales}, expected {expected}")
+            self._letter_embeddings_KM = np.array(table_KD, np.float32)  # a copy: the embedding is freed
+            self._check_scales(config.adapter)
         self._check_stem()
         self._fold_normalization()
         self._fold_layer_scales()
@@ -120,14 +121,11 @@ class VisionTower:
 
         One call at a time.
         """
-        return self._states(self._local(view_YXC), len(view_YXC))
-
-    def _local(self, view_YXC: NDArray[np.uint8]) -> NDArray[Any]:
-        """Return the outputs of the stem, or the pixels if there is none."""
-        return self._stem(view_YXC[None])[0] if self._vision.stem else view_YXC
-
-    def _states(self, local_YXC: NDArray[Any], image_side: int) -> Floats:
-        x_1NWD = self._embedded(local_YXC[None], image_side)
+        image_side = len(view_YXC)
+        x_1YXC: NDArray[Any] = self._stem(view_YXC[None]) if self._vision.stem else view_YXC[None]
+        if not self._vision.layers:
+            return x_1YXC.reshape(-1, self._vision.dim)
+        x_1NWD = self._embedded(x_1YXC, image_side)
         num_windows, num_registers = x_1NWD.shape[1], self._vision.num_registers
         x_TD = np.concatenate([self._weights["vision.registers_RD"], x_1NWD.reshape(-1, self._vision.dim)])
         for index, layer in enumerate(self._vision.layers):
@@ -138,19 +136,17 @@ class VisionTower:
         return x_TD
 
     def _encoded(self, view_YXC: NDArray[np.uint8], tokens_side: int) -> Floats:
-        local_YXC, grid = self._local(view_YXC), self._vision.grid_side(len(view_YXC))
-        x_TD = self._states(local_YXC, len(view_YXC))
-        num_registers, adapter = self._vision.num_registers, self._config.adapter
-        if isinstance(adapter, PixelShuffleAdapterConfig):
-            patches_YXD = x_TD[num_registers:].reshape(grid, grid, -1)
-            tokens_LM = self._shuffled(adapter, patches_YXD)
-            if isinstance(self._config, ReaderConfig):
-                tokens_LM += self._letters(self._config, local_YXC if self._vision.stem else patches_YXD, tokens_side)
-            return tokens_LM
+        grid, x_TD, adapter = self._vision.grid_side(len(view_YXC)), self.states(view_YXC), self._config.adapter
+        patches_YXD = x_TD[self._vision.num_registers :].reshape(grid, grid, -1)
+        match adapter:
+            case PixelShuffleAdapterConfig():
+                return self._shuffled(adapter, patches_YXD)
+            case LettersAdapterConfig():
+                return self._letters(adapter, patches_YXD)
         x_TD = self._parts.norm(
             "adapter.norm", adapter.norm_eps, self._layer("adapter.layer", adapter.layer, adapter.norm_eps, x_TD)
         )
-        x_YXM = self._parts.linear("adapter.projection", x_TD[num_registers:]).reshape(grid, grid, -1)
+        x_YXM = self._parts.linear("adapter.projection", x_TD[self._vision.num_registers :]).reshape(grid, grid, -1)
         return self._pooled(x_YXM, tokens_side)
 
     def _check_stem(self) -> None:
@@ -161,6 +157,12 @@ class VisionTower:
         """
         for index, (convolution, num_inputs) in enumerate(zip(self._vision.stem, self._vision.stem_inputs, strict=True)):
             name, expected = f"vision.stem.convolutions.{index}.product.weight", (convolution.channels, num_inputs)
+            if self._weights[name].shape != expected:
+                raise ValueError(f"{name} has the shape {self._weights[name].shape}, expected {expected}")
+
+    def _check_scales(self, adapter: LettersAdapterConfig) -> None:
+        expected = (adapter.cells_of_token, self._config.dim)
+        for name in ("adapter.scale_ND", "adapter.scale_before_ND"):
             if self._weights[name].shape != expected:
                 raise ValueError(f"{name} has the shape {self._weights[name].shape}, expected {expected}")
 
@@ -187,17 +189,6 @@ class VisionTower:
             else:
                 self._weights[f"{matrix}.weight"] = self._weights[f"{matrix}.weight"] * scale_D[:, None]
             self._weights[f"{matrix}.bias"] = self._weights[f"{matrix}.bias"] * scale_D
-
-    def _letters(self, config: ReaderConfig, states_YXC: Floats, tokens_side: int) -> Floats:
-        """Return the expected embeddings of the letters of image tokens, [L, M]; see `models.vision.reader`."""
-        table_KM, scale_NM = self._weights["letter_embeddings_KD"], self._weights["letter_scale_ND"]
-        logits_PK = self._parts.linear("letters", states_YXC.reshape(-1, states_YXC.shape[-1])).reshape(-1, NUM_CLASSES)
-        exponentials_PK = np.exp(logits_PK - logits_PK.max(-1, keepdims=True))
-        letters_PM = exponentials_PK[:, 1 : 1 + len(table_KM)] @ table_KM / exponentials_PK.sum(-1, keepdims=True)
-        step = len(states_YXC) // tokens_side
-        letters_YSXSNM = letters_PM.reshape(tokens_side, step, tokens_side, step, -1, config.dim)
-        letters_LNM = letters_YSXSNM.swapaxes(1, 2).reshape(tokens_side**2, len(scale_NM), config.dim)
-        return np.einsum("lnm,nm->lm", letters_LNM, scale_NM)
 
     def _embedded(self, x_VYXC: NDArray[Any], image_side: int) -> Floats:
         """Return the patches of pixels, or of outputs of the stem, with their positions, window by window, [V, N, W, D]."""
@@ -264,6 +255,21 @@ class VisionTower:
         x_TFTFD = x_YXD.reshape(tokens_side, config.factor, tokens_side, config.factor, -1)
         x_LJ = self._parts.norm("adapter.norm", config.norm_eps, x_TFTFD.swapaxes(1, 2).reshape(tokens_side**2, -1))
         return self._parts.linear("adapter.down", self._parts.linear("adapter.up", x_LJ, has_gelu=True))
+
+    def _letters(self, config: LettersAdapterConfig, x_YXD: Floats) -> Floats:
+        """Return the tokens of a grid of patches; see `models.vision.letters_adapter`."""
+        table_KM, tokens_side = self._letter_embeddings_KM, len(x_YXD) // config.factor
+        logits_PK = self._parts.linear("adapter.letters", x_YXD.reshape(-1, x_YXD.shape[-1])).reshape(-1, NUM_CLASSES)
+        exponentials_PK = np.exp(logits_PK - logits_PK.max(-1, keepdims=True))
+        letters_PM = exponentials_PK[:, 1 : 1 + len(table_KM)] @ table_KM / exponentials_PK.sum(-1, keepdims=True)
+        letters_TFTFCM = letters_PM.reshape(tokens_side, config.factor, tokens_side, config.factor, -1, self._config.dim)
+        letters_TTNM = letters_TFTFCM.swapaxes(1, 2).reshape(tokens_side, tokens_side, -1, self._config.dim)
+        tokens_TTM, before_TTM = (
+            np.einsum("yxnm,nm->yxm", letters_TTNM, self._weights[f"adapter.{name}"])
+            for name in ("scale_ND", "scale_before_ND")
+        )
+        tokens_TTM[:, 1:] += before_TTM[:, :-1]
+        return tokens_TTM.reshape(tokens_side**2, -1)
 
     def _pooled(self, x_YXM: Floats, tokens_side: int) -> Floats:
         grid, _, dim = x_YXM.shape

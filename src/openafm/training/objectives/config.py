@@ -186,17 +186,17 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig(ObjectiveConfig):
-    """Letters by place from the documents of `sources`, and the next token of all others. The model is a `ReaderConfig`.
+    """Letters by place from the documents of `sources`, and the next token of all others, for a `LettersAdapterConfig`.
 
-    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. The stem and the
-    layer of letters have zero gradients of what they do not learn from, which saves the operations of the stem's backward
-    pass. Train without weight decay, so that weights with zero gradients stay as they are.
+    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. The encoder and
+    the layer of letters have zero gradients of what they do not learn from, which saves the operations of the encoder's
+    backward pass. Train without weight decay, so that weights with zero gradients stay as they are.
     """
 
     sources: tuple[str, ...] = ("letters",)
     """Names without their parts: `letters` also stands for `letters/en`."""
     letters_learn_from: Literal["letters", "everything", "nothing"] = "everything"
-    """What the stem and the layer of letters learn from."""
+    """What the encoder and the layer of letters learn from."""
 
     def __post_init__(self) -> None:
         self.require(not any("/" in name for name in self.sources), f"sources are names without a part, got {self.sources}")
@@ -208,11 +208,12 @@ class ReadingConfig(ObjectiveConfig):
 
     def check(self, trainer: TrainerConfig) -> None:
         """Refuse a model without a head for letters, data without letters, and weights that are divided over processes."""
-        from openafm.models.vision.multimodal_config import ReaderConfig
+        from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+        from openafm.models.vision.multimodal_config import MultimodalConfig
 
         self.require(
-            isinstance(trainer.model, ReaderConfig),
-            f"needs a ReaderConfig as the model, got {type(trainer.model).__name__}; start from a bundle of vision.letters",
+            isinstance(trainer.model, MultimodalConfig) and isinstance(trainer.model.adapter, LettersAdapterConfig),
+            "needs a model with vision and a LettersAdapterConfig; start from a bundle of vision.letters",
         )
         has_letters = any(source.name in self.sources for source in trainer.data.sources)
         learns = self.letters_learn_from != "nothing"

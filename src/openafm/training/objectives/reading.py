@@ -24,9 +24,9 @@ from openafm.data.loading.batch import Batch
 from openafm.models.attention.spans import EmbeddingSpan, ImageKey, Span
 from openafm.models.decoder import Decoder
 from openafm.models.transfer import to_device
-from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.letters import CELL, NUM_CLASSES
-from openafm.models.vision.reader import Reader
+from openafm.models.vision.letters_adapter import LettersAdapter
+from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.training.objectives.base import Losses, NextToken, zero_losses
 from openafm.training.objectives.config import ReadingConfig
 
@@ -42,10 +42,10 @@ class Reading:
         self._config, self._next_token = config, NextToken()
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
-        reader, is_frozen = cast("Reader", model), self._config.letters_learn_from != "everything"
+        reader, is_frozen = cast("MultimodalDecoder", model), self._config.letters_learn_from != "everything"
         lettered = self._lettered(batch)
         other = _without(batch, lettered)
-        with _frozen(reader.vision.stem, reader.letters) if is_frozen else nullcontext():
+        with _frozen(reader.vision, _adapter_of(reader).letters) if is_frozen else nullcontext():
             texts = self._next_token(model, other)
         letters = _letter_losses(reader, batch, lettered)
         # A batch without texts or letters gives zero gradients, not none: processes may have different ones.
@@ -54,7 +54,7 @@ class Reading:
             total=texts.total + letters.total + unused,
             count=texts.count + letters.count,
             parts={**texts.parts, **letters.parts},
-            flops=texts.flops + letters.flops - (_backward_flops(reader.config.vision, other) if is_frozen else 0),
+            flops=texts.flops + letters.flops - (_backward_flops(reader, other) if is_frozen else 0),
             expert_tokens=texts.expert_tokens,
         )
 
@@ -80,7 +80,7 @@ def _frozen(*modules: nn.Module) -> Iterator[None]:
             weight.requires_grad_(True)
 
 
-def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
+def _letter_losses(model: MultimodalDecoder, batch: Batch, lettered: list[Span]) -> Losses:
     views: dict[int, list[tuple[ImageKey, npt.NDArray[np.int64]]]] = defaultdict(list)
     for document in lettered:
         image, letters_L3 = _letters_of(batch, document)
@@ -96,7 +96,7 @@ def _letter_losses(model: Reader, batch: Batch, lettered: list[Span]) -> Losses:
         total=F.cross_entropy(logits_LK, letter_L, reduction="sum"),
         count=len(letter_L),
         parts={"letters": num_right},
-        flops=round(sum(3 * len(found) * _letter_flops(model.config.vision, side) for side, found in views.items())),
+        flops=round(sum(3 * len(found) * model.config.vision.flops(side) for side, found in views.items())),
     )
 
 
@@ -117,13 +117,19 @@ def _letters_of(batch: Batch, document: Span) -> tuple[ImageKey, npt.NDArray[np.
 
 
 def _logits_of_side(
-    model: Reader, batch: Batch, found: list[tuple[ImageKey, npt.NDArray[np.int64]]]
+    model: MultimodalDecoder, batch: Batch, found: list[tuple[ImageKey, npt.NDArray[np.int64]]]
 ) -> tuple[Tensor, Tensor]:
     """Return the logits [L, K] and the classes [L] of the letters of images that have the same side."""
     pixels_IYXC = torch.stack([torch.tensor(batch.images[key][0]) for key, _ in found])
     numbers_L4 = np.concatenate([np.insert(letters_L3, 0, image, axis=1) for image, (_, letters_L3) in enumerate(found)])
     image_L, row_L, column_L, letter_L = to_device(torch.from_numpy(numbers_L4), model.device).unbind(1)
-    return model.letter_logits(pixels_IYXC, image_L, row_L, column_L).float(), letter_L
+    model.vision.compute_dtype = model.compute_dtype
+    states = model.vision(to_device(pixels_IYXC, model.device))
+    return _adapter_of(model).letter_logits(states, image_L, row_L, column_L).float(), letter_L
+
+
+def _adapter_of(model: MultimodalDecoder) -> LettersAdapter:
+    return cast("LettersAdapter", model.adapter)
 
 
 def _check_range(letters_L3: npt.NDArray[np.int64], side: int) -> None:
@@ -136,13 +142,9 @@ def _check_range(letters_L3: npt.NDArray[np.int64], side: int) -> None:
         )
 
 
-def _letter_flops(vision: VisionConfig, side: int) -> float:
-    return vision.stem_flops(side) if vision.stem else vision.flops(side)
-
-
-def _backward_flops(vision: VisionConfig, batch: Batch) -> int:
-    """Return the operations of the stem's backward pass for the images of a batch."""
-    return round(2 * sum(len(views) * vision.stem_flops(views.shape[1]) for views in batch.images.values()))
+def _backward_flops(model: MultimodalDecoder, batch: Batch) -> int:
+    """Return the operations of the encoder's backward pass for the images of a batch."""
+    return round(2 * sum(len(views) * model.config.vision.flops(views.shape[1]) for views in batch.images.values()))
 
 
 def _without(batch: Batch, lettered: list[Span]) -> Batch:

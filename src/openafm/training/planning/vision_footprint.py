@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import math
-
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.letters import NUM_CLASSES
-from openafm.models.vision.multimodal_config import MultimodalConfig, ReaderConfig
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
 
@@ -18,31 +17,38 @@ def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -
     """Return the bytes that autograd saves for images in the model's default mode, all encoded at once."""
     if num_images == 0:
         return 0
-    vision, adapter, mode = config.vision, config.adapter, config.image_modes[0]
-    num_patches = vision.grid_side(mode.side) ** 2
-    num_states = num_patches + vision.num_registers
-    saved = num_patches * vision.patch_inputs * number_bytes + _stem_bytes(vision, mode.side, number_bytes)
-    saved += sum(_layer_bytes(layer, vision, mode.side, number_bytes) for layer in vision.layers)
-    saved += MASTER_BYTES * num_states * (vision.dim + 2) if vision.final_norm else 0
-    if isinstance(adapter, PixelShuffleAdapterConfig):
-        # The norm, the inputs of both products, and the input of GELU.
-        joined = vision.dim * adapter.factor**2
-        saved += mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
-    else:
-        # The layer, the norm, the projection, and the pooled inputs of the convolution.
-        saved += _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
-        saved += num_states * (MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
-        saved += number_bytes * config.dim * 9 * mode.tokens
-    saved += _letters_bytes(config, mode.side, number_bytes) if isinstance(config, ReaderConfig) else 0
+    vision, mode = config.vision, config.image_modes[0]
+    saved = _stem_bytes(vision, mode.side, number_bytes) + _layers_bytes(vision, mode.side, number_bytes)
+    saved += _adapter_bytes(config, number_bytes)
     casts = 0 if number_bytes == MASTER_BYTES else number_bytes * config.other_parameters()
     return num_images * mode.num_views * saved + casts
 
 
-def _letters_bytes(config: ReaderConfig, side: int, number_bytes: int) -> int:
-    """Return the bytes of the letters of a view: states, and of each cell the probabilities and the expected embedding."""
-    num_cells = config.num_cells(side)
-    states = number_bytes * config.letters_dim * num_cells // math.prod(config.cells)
-    return states + MASTER_BYTES * num_cells * (NUM_CLASSES + config.dim)
+def _adapter_bytes(config: MultimodalConfig, number_bytes: int) -> int:
+    vision, adapter, mode = config.vision, config.adapter, config.image_modes[0]
+    num_states = vision.grid_side(mode.side) ** 2 + vision.num_registers
+    if isinstance(adapter, PixelShuffleAdapterConfig):
+        # The norm, the inputs of both products, and the input of GELU.
+        joined = vision.dim * adapter.factor**2
+        return mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
+    if isinstance(adapter, LettersAdapterConfig):
+        # The states, and of each cell the probabilities and the expected embedding.
+        num_cells = mode.tokens * adapter.cells_of_token
+        return number_bytes * vision.dim * num_states + MASTER_BYTES * num_cells * (NUM_CLASSES + config.dim)
+    # The layer, the norm, the projection, and the pooled inputs of the convolution.
+    saved = _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
+    saved += num_states * (MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
+    return saved + number_bytes * config.dim * 9 * mode.tokens
+
+
+def _layers_bytes(vision: VisionConfig, side: int, number_bytes: int) -> int:
+    """Return the bytes of the patch embedding, the layers and the last norm."""
+    if not vision.layers:
+        return 0
+    num_patches = vision.grid_side(side) ** 2
+    saved = num_patches * vision.patch_inputs * number_bytes
+    saved += sum(_layer_bytes(layer, vision, side, number_bytes) for layer in vision.layers)
+    return saved + (MASTER_BYTES * (num_patches + vision.num_registers) * (vision.dim + 2) if vision.final_norm else 0)
 
 
 def _stem_bytes(vision: VisionConfig, side: int, number_bytes: int) -> int:

@@ -1,0 +1,76 @@
+"""The adapter of a model that reads, as data. Imports no tensor library."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from openafm.models.vision.config import BaseAdapterConfig, VisionConfig
+from openafm.models.vision.letters import CELL, LETTER_TOKENS, NUM_CLASSES
+
+if TYPE_CHECKING:
+    from openafm.models.vision.letters_adapter import LettersAdapter
+
+
+@dataclass(frozen=True, kw_only=True)
+class LettersAdapterConfig(BaseAdapterConfig):
+    """Image tokens made of the letters in them, which the objective `ReadingConfig` teaches by place.
+
+    A linear layer gives the probabilities of the classes of letters in each cell of a patch. A token of `factor` x `factor`
+    patches is the sum of the decoder's embeddings of its letters, expected and scaled by cell, and of those of the token
+    before it in the row, with scales of their own. So a decoder that has written a letter finds the token with the next one.
+    A decoder of 1 M parameters learns to transcribe by these tokens, and not by learned ones (docs/benchmarks.md,
+    Transcribing). Not in the report.
+    """
+
+    patch_side: int = 8
+    factor: int = 2
+
+    def __post_init__(self) -> None:
+        self.require(self.factor > 0, f"factor must be at least 1, got {self.factor}")
+        self.require(
+            self.patch_side > 0 and self.patch_side % math.lcm(*CELL) == 0,
+            f"patches of {self.patch_side} pixels do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
+        )
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of the cells of a patch."""
+        return self.patch_side // CELL[0], self.patch_side // CELL[1]
+
+    @property
+    def cells_of_token(self) -> int:
+        """Cells of an image token: of its patches row by row, then of each patch."""
+        return self.factor**2 * math.prod(self.cells)
+
+    @property
+    def least_vocabulary(self) -> int:
+        return LETTER_TOKENS.stop
+
+    def check_encoder(self, vision: VisionConfig) -> None:
+        self.require(
+            vision.patch_side == self.patch_side,
+            f"the encoder has patches of {vision.patch_side} pixels, the adapter of {self.patch_side}",
+        )
+
+    def usual_tokens(self, vision: VisionConfig, image_side: int) -> int:
+        grid = vision.grid_side(image_side)
+        self.require(grid % self.factor == 0, f"{grid} patches of a side do not divide into groups of {self.factor}")
+        return (grid // self.factor) ** 2
+
+    def check_view(self, vision: VisionConfig, image_side: int, num_tokens: int) -> None:
+        tokens = self.usual_tokens(vision, image_side)
+        self.require(num_tokens == tokens, f"a view of {image_side} pixels has {tokens} tokens, got {num_tokens}")
+
+    def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
+        return (vision_dim + 1) * math.prod(self.cells) * NUM_CLASSES + 2 * self.cells_of_token * decoder_dim
+
+    def flops(self, vision: VisionConfig, decoder_dim: int, image_side: int, num_tokens: int) -> float:
+        num_cells = num_tokens * self.cells_of_token
+        return 2.0 * num_cells * (NUM_CLASSES * vision.dim + len(LETTER_TOKENS) * decoder_dim)
+
+    def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> LettersAdapter:
+        from openafm.models.vision.letters_adapter import LettersAdapter
+
+        return LettersAdapter(self, vision_dim, decoder_dim, seed)
