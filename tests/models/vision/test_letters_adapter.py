@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -36,6 +37,8 @@ def reader(has_layers: bool = False, factor: int = 2) -> tuple[MultimodalDecoder
     with torch.no_grad():
         model.embedding.normal_(generator=torch.Generator().manual_seed(1))
         model.adapter.letters.weight.mul_(8)
+        assert model.adapter.letters.bias is not None
+        model.adapter.letters.bias.unflatten(0, (-1, NUM_CLASSES))[:, NO_LETTER] += 4  # some tokens have no letter
         for seed, scale in enumerate((model.adapter.scale_ND, model.adapter.scale_before_ND)):
             scale.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed))
     return model, model.adapter
@@ -44,12 +47,12 @@ def reader(has_layers: bool = False, factor: int = 2) -> tuple[MultimodalDecoder
 @torch.no_grad()
 @pytest.mark.parametrize("has_layers", [False, True])
 @pytest.mark.parametrize("factor", [1, 2])
-def test_image_tokens_are_the_embeddings_of_their_letters_and_of_those_before(has_layers: bool, factor: int) -> None:
+def test_image_tokens_are_the_embeddings_of_their_letters_and_of_the_last_ones_before(has_layers: bool, factor: int) -> None:
     model, adapter = reader(has_layers, factor)
     side = 64 // adapter.config.patch_side // factor
     pixels = torch.tensor(np.random.default_rng(3).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8))
     found = model.encode_images(pixels, side**2).unflatten(0, (2, side, side))
-    states, expected = model.vision(pixels), torch.zeros_like(found)
+    states, expected, last, empty = model.vision(pixels), *(torch.zeros_like(found) for _ in range(2)), {}
     num_rows, num_columns = 64 // CELL[0], 64 // CELL[1]
     height, width = adapter.config.cells
     seen: dict[tuple[int, int, int], int] = {}
@@ -67,8 +70,13 @@ def test_image_tokens_are_the_embeddings_of_their_letters_and_of_those_before(ha
             number = seen[token] = seen.get(token, -1) + 1
             mean = sum(probabilities[class_of(letter)] * model.embedding[each] for letter, each in spelled.items())
             expected[token] += adapter.scale_ND[number] * mean
-            if token[2] + 1 < side:
-                expected[token[0], token[1], token[2] + 1] += adapter.scale_before_ND[number] * mean
+            last[token] += adapter.scale_before_ND[number] * mean
+            empty[token] = empty.get(token, 1.0) * probabilities[NO_LETTER]
+    for image, row, column in itertools.product(range(2), range(side), range(side)):
+        share = 1.0  # the probability that no token from there to here has a letter
+        for before in reversed(range(column)):
+            expected[image, row, column] += share * last[image, row, before]
+            share = share * empty[image, row, before]
     assert set(seen.values()) == set(range(adapter.config.cells_of_token)[-1:])
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 

@@ -7,14 +7,13 @@ F factor, N cells of a patch or of a token, K classes, L letters.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openafm.models.attention.spans import SpanError
 from openafm.models.layers import Linear
 from openafm.models.vision.adapter import BaseVisionAdapter
 from openafm.models.vision.encoder import VisionStates
-from openafm.models.vision.letters import LETTER_TOKENS, NUM_CLASSES
+from openafm.models.vision.letters import LETTER_TOKENS, NO_LETTER, NUM_CLASSES
 from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 
 
@@ -41,8 +40,10 @@ class LettersAdapter(BaseVisionAdapter):
         letters_BYXND = probabilities_BYXNK[..., 1 : 1 + len(table_KD)] @ table_KD
         letters_BTFTFND = letters_BYXND.unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
         letters_BTTND = letters_BTFTFND.transpose(2, 3).flatten(3, 5)  # the cells of a token together
-        before_BTTD = (letters_BTTND * self.scale_before_ND).sum(3)
-        tokens_BTTD = (letters_BTTND * self.scale_ND).sum(3) + F.pad(before_BTTD[:, :, :-1], (0, 0, 1, 0))
+        empty_BTFTFN = probabilities_BYXNK[..., NO_LETTER].unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
+        empty_BTT = empty_BTFTFN.transpose(2, 3).flatten(3).prod(3)
+        before_BTTD = _last_before((letters_BTTND * self.scale_before_ND).sum(3), empty_BTT)
+        tokens_BTTD = (letters_BTTND * self.scale_ND).sum(3) + before_BTTD
         return tokens_BTTD.flatten(1, 2).to(states.patches_BYXD.dtype)
 
     def letter_logits(self, states: VisionStates, image_L: Tensor, row_L: Tensor, column_L: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ class LettersAdapter(BaseVisionAdapter):
         return logits_LNK[torch.arange(len(cell_L), device=cell_L.device), cell_L]
 
     def initialize(self, seed: int) -> None:
-        """Draw initial weights. Random signs make the letters of the token before differ from a token's own."""
+        """Draw initial weights. Random signs make the letters before a token differ from its own."""
         generator = torch.Generator(device=self.scale_ND.device).manual_seed(seed)
         self.letters.initialize(generator)
         nn.init.ones_(self.scale_ND)
@@ -65,3 +66,16 @@ class LettersAdapter(BaseVisionAdapter):
         """Return the logits of the classes in the cells of patches, [..., N, K]."""
         logits_NK: Tensor = self.letters(patches_V).unflatten(-1, (-1, NUM_CLASSES))
         return logits_NK
+
+
+def _last_before(letters_BTTD: Tensor, empty_BTT: Tensor) -> Tensor:
+    """Return of each token the letters of the last one before it in its row that is not empty, [B, T, T, D].
+
+    `empty_BTT` are the probabilities of tokens to have no letter.
+    """
+    before_BTD = torch.zeros_like(letters_BTTD[:, :, 0])
+    found = [before_BTD]
+    for letters_BTD, empty_BT in zip(letters_BTTD[:, :, :-1].unbind(2), empty_BTT[:, :, :-1].unbind(2), strict=True):
+        before_BTD = letters_BTD + empty_BT[..., None] * before_BTD
+        found.append(before_BTD)
+    return torch.stack(found, 2)

@@ -18,9 +18,9 @@ class LettersAdapterConfig(BaseAdapterConfig):
     """Image tokens made of the letters in them, which the objective `ReadingConfig` teaches by place.
 
     A linear layer gives the probabilities of the classes of letters in each cell of a patch. A token of `factor` x `factor`
-    patches is the sum of the decoder's embeddings of its letters, expected and scaled by cell, and of those of the token
-    before it in the row, with scales of their own. So a decoder that has written a letter finds the token with the next one.
-    A decoder of 1 M parameters learns to transcribe by these tokens, and not by learned ones (docs/benchmarks.md,
+    patches is the sum of the decoder's embeddings of its letters, expected and scaled by cell, and of those of the last
+    token before it in the row that has letters, with scales of their own. So a decoder that has written a letter finds the
+    next. A decoder of 1 M parameters learns to transcribe from these tokens, and not from learned ones (docs/benchmarks.md,
     Transcribing). Not in the report.
     """
 

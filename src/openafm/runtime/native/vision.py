@@ -28,7 +28,7 @@ from openafm.models.vision.config import (
     VisionLayerConfig,
     WindowScopeConfig,
 )
-from openafm.models.vision.letters import LETTER_TOKENS, NUM_CLASSES
+from openafm.models.vision.letters import LETTER_TOKENS, NO_LETTER, NUM_CLASSES
 from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
@@ -261,14 +261,22 @@ class VisionTower:
         table_KM, tokens_side = self._letter_embeddings_KM, len(x_YXD) // config.factor
         logits_PK = self._parts.linear("adapter.letters", x_YXD.reshape(-1, x_YXD.shape[-1])).reshape(-1, NUM_CLASSES)
         exponentials_PK = np.exp(logits_PK - logits_PK.max(-1, keepdims=True))
-        letters_PM = exponentials_PK[:, 1 : 1 + len(table_KM)] @ table_KM / exponentials_PK.sum(-1, keepdims=True)
-        letters_TFTFCM = letters_PM.reshape(tokens_side, config.factor, tokens_side, config.factor, -1, self._config.dim)
-        letters_TTNM = letters_TFTFCM.swapaxes(1, 2).reshape(tokens_side, tokens_side, -1, self._config.dim)
-        tokens_TTM, before_TTM = (
+        probabilities_PK = exponentials_PK / exponentials_PK.sum(-1, keepdims=True)
+        letters_PM, empty_P = probabilities_PK[:, 1 : 1 + len(table_KM)] @ table_KM, probabilities_PK[:, NO_LETTER]
+        letters_TTNM, empty_TTN = (
+            values_P.reshape(tokens_side, config.factor, tokens_side, config.factor, -1, size)
+            .swapaxes(1, 2)
+            .reshape(tokens_side, tokens_side, -1, size)
+            for values_P, size in ((letters_PM, self._config.dim), (empty_P, 1))
+        )
+        tokens_TTM, letters_TTM = (
             np.einsum("yxnm,nm->yxm", letters_TTNM, self._weights[f"adapter.{name}"])
             for name in ("scale_ND", "scale_before_ND")
         )
-        tokens_TTM[:, 1:] += before_TTM[:, :-1]
+        empty_TT1, before_TM = empty_TTN.prod(2), np.zeros_like(letters_TTM[:, 0])
+        for column in range(1, tokens_side):
+            before_TM = letters_TTM[:, column - 1] + empty_TT1[:, column - 1] * before_TM
+            tokens_TTM[:, column] += before_TM
         return tokens_TTM.reshape(tokens_side**2, -1)
 
     def _pooled(self, x_YXM: Floats, tokens_side: int) -> Floats:

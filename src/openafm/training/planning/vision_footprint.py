@@ -32,9 +32,10 @@ def _adapter_bytes(config: MultimodalConfig, number_bytes: int) -> int:
         joined = vision.dim * adapter.factor**2
         return mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
     if isinstance(adapter, LettersAdapterConfig):
-        # The states, and of each cell the probabilities and the expected embedding.
+        # The states; of each cell the probabilities and the expected embedding; of each token the letters before it.
         num_cells = mode.tokens * adapter.cells_of_token
-        return number_bytes * vision.dim * num_states + MASTER_BYTES * num_cells * (NUM_CLASSES + config.dim)
+        saved = MASTER_BYTES * (num_cells * (NUM_CLASSES + config.dim) + mode.tokens * config.dim)
+        return saved + number_bytes * vision.dim * num_states
     # The layer, the norm, the projection, and the pooled inputs of the convolution.
     saved = _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
     saved += num_states * (MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
