@@ -37,8 +37,6 @@ def reader(has_layers: bool = False, factor: int = 2) -> tuple[MultimodalDecoder
     with torch.no_grad():
         model.embedding.normal_(generator=torch.Generator().manual_seed(1))
         model.adapter.letters.weight.mul_(8)
-        assert model.adapter.letters.bias is not None
-        model.adapter.letters.bias.unflatten(0, (-1, NUM_CLASSES))[:, NO_LETTER] += 4  # some tokens have no letter
         for seed, scale in enumerate((model.adapter.scale_ND, model.adapter.scale_before_ND)):
             scale.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(seed))
     return model, model.adapter
@@ -51,6 +49,9 @@ def test_image_tokens_are_the_embeddings_of_their_letters_and_of_the_last_ones_b
     model, adapter = reader(has_layers, factor)
     side = 64 // adapter.config.patch_side // factor
     pixels = torch.tensor(np.random.default_rng(3).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8))
+    assert adapter.letters.bias is not None
+    gap = adapter.letters(model.vision(pixels).patches_BYXD).unflatten(-1, (-1, NUM_CLASSES)).logsumexp(-1)
+    adapter.letters.bias.unflatten(0, (-1, NUM_CLASSES))[:, NO_LETTER] += gap.quantile(0.99)  # many cells have no letter
     found = model.encode_images(pixels, side**2).unflatten(0, (2, side, side))
     states, expected, last, empty = model.vision(pixels), *(torch.zeros_like(found) for _ in range(2)), {}
     num_rows, num_columns = 64 // CELL[0], 64 // CELL[1]
@@ -72,6 +73,7 @@ def test_image_tokens_are_the_embeddings_of_their_letters_and_of_the_last_ones_b
             expected[token] += adapter.scale_ND[number] * mean
             last[token] += adapter.scale_before_ND[number] * mean
             empty[token] = empty.get(token, 1.0) * probabilities[NO_LETTER]
+    assert max(empty.values()) > 0.03
     for image, row, column in itertools.product(range(2), range(side), range(side)):
         share = 1.0  # the probability that no token from there to here has a letter
         for before in reversed(range(column)):

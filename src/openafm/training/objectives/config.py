@@ -207,7 +207,7 @@ class ReadingConfig(ObjectiveConfig):
         return Reading(self)
 
     def check(self, trainer: TrainerConfig) -> None:
-        """Refuse a model without a head for letters, data without letters, and weights that are divided over processes."""
+        """Refuse a model without an adapter of letters, data without letters, and weights that are divided over processes."""
         from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
         from openafm.models.vision.multimodal_config import MultimodalConfig
 
