@@ -62,13 +62,16 @@ PATCHES = {
 def run_of(size: str, vision: VisionConfig, train: Path, held_out: Path) -> RunConfig:
     """Return the run `vision.letters` with another encoder on these drawings."""
     run = with_images(build_run("vision.letters", size), train, held_out)
-    run = replace(run, corpora=tuple(corpus for corpus in run.corpora if corpus.name != "word_letters"))
     model = cast("MultimodalConfig", run.trainer.model)
     token_side = vision.image_side // math.isqrt(model.image_modes[0].tokens)
     adapter = LettersAdapterConfig(patch_side=vision.patch_side, factor=token_side // vision.patch_side)
     model = replace(model, vision=vision, adapter=adapter)
     data = replace(run.trainer.data, sources=sources(letters=1.0))
-    return replace(run, trainer=replace(run.trainer, model=model, data=data, evaluation=None))
+    return replace(
+        run,
+        corpora=tuple(corpus for corpus in run.corpora if corpus.name != "word_letters"),
+        trainer=replace(run.trainer, model=model, data=data, evaluation=None),
+    )
 
 
 @torch.no_grad()

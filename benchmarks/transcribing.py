@@ -42,8 +42,8 @@ from openafm.evaluation.flyer_baseline import read_lines
 from openafm.models.attention.context import PackedDocuments
 from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.sizes import named_size
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
-from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.vision.reader import PAGES
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "transcribing.json"
@@ -141,8 +141,8 @@ def main() -> None:
     if options.count < 2:
         parser.error("--count must be 2 or more: the image of another drawing is needed")
     bundle = None if options.bundle is None else open_bundle(options.bundle)
-    if bundle is not None and not isinstance(bundle.config, MultimodalConfig):
-        parser.error(f"{options.bundle} has no vision; name a bundle of vision.transcribe or vision.reader")
+    if bundle is not None and not isinstance(getattr(bundle.config, "adapter", None), LettersAdapterConfig):
+        parser.error(f"{options.bundle} has no tokens of letters; name a bundle of vision.transcribe or vision.reader")
     with home() as folder:
         bundle = bundle or open_bundle(trained_reader(folder, "micro", 12, 3))
         hand_in(measure(bundle, 2 if options.quick else options.count), REPORT, options)

@@ -120,10 +120,10 @@ def test_the_built_in_corpus_follows_the_machine(tmp_path: Path) -> None:
 
 
 def test_a_first_stage_that_sees_has_the_model_of_its_recipe() -> None:
-    config = BorrowedConfig(size="micro", stages={"vision.transcribe": 1.0, "vision.reader": 2.0}, num_drawings=7)
+    config = BorrowedConfig(size="micro", stages={"vision.letters": 1.0, "vision.reader": 2.0}, num_drawings=7)
     model = first_model(config, 1000)
     assert isinstance(model, MultimodalConfig)
-    assert model == replace(build_run("vision.transcribe", "micro").trainer.model, vocab_size=1000)
+    assert model == replace(build_run("vision.letters", "micro").trainer.model, vocab_size=1000)
     with pytest.raises(UsageError, match=r"on_device\.small is a text decoder"):
         first_model(replace(config, model="on_device.small"), 1000)
     counts = {corpus.name: corpus.drawing.count for corpus in stage_corpora(config, "vision.reader")}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tiny_bundles import write_multimodal_bundle
+from tiny_bundles import write_multimodal_bundle, write_tiny_bundle
 
 from openafm.bundle import Bundle, open_bundle
 from openafm.core.errors import UsageError
@@ -119,8 +119,17 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
 
 def test_a_model_with_vision_but_without_letters_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
     seeing = write_multimodal_bundle(tmp_path / "seeing").path
-    with pytest.raises(UsageError, match="seeing has vision without letters"):
-        prepare_run("vision.transcribe", "micro", start=str(seeing))
+    with pytest.raises(UsageError, match=r"seeing has no image tokens of letters; train vision\.letters first"):
+        prepare_run("vision.letters", "micro", start=str(seeing))
+
+
+def test_frozen_letters_need_a_start_that_has_them(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no bundle to start from"):
+        prepare_run("vision.transcribe", "micro")
+    text = write_tiny_bundle(tmp_path / "text").path
+    with pytest.raises(UsageError, match="text has no image tokens of letters"):
+        prepare_run("vision.transcribe", "micro", start=str(text))
+    assert prepare_run("vision.letters", "micro", start=str(text)).trainer.from_bundle is not None
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from openafm.training.objectives.config import ReadingConfig
 LETTERS = [[(0, 0, 5), (1, 7, 95), (3, 3, 0)], [(2, 5, 12)]]
 """Row, column and class of the letters of two images of 4 x 8 cells."""
 TEXT = (3, 9, 14, 2)
-IMAGE_TOKENS = 1
+IMAGE_TOKENS = 4
 
 
 STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, stride=2))
@@ -36,7 +36,7 @@ def reader_config(stem: tuple[ConvolutionConfig, ...] = STEM) -> MultimodalConfi
         vision = VisionConfig(
             image_side=32, patch_side=8, dim=stem[-1].channels, layers=(), num_registers=0, final_norm=False, stem=stem
         )
-    return MultimodalConfig.of(decoder, vision, LettersAdapterConfig(factor=4))
+    return MultimodalConfig.of(decoder, vision, LettersAdapterConfig(factor=2))
 
 
 def batch_of(letters: list[list[tuple[int, int, int]]], with_text: bool) -> Batch:
@@ -70,7 +70,7 @@ def main(parts: str) -> None:
     """`parts` has the letters and texts of each process, as in `letters,texts` or `both,nothing`."""
     part = parts.split(",")[int(os.environ.get("RANK", "0"))]
     if part == "nothing":
-        batch = replace(batch_of([], with_text=True), origins=(), loss_mask_BS=np.zeros((1, 5), bool))
+        batch = replace(batch_of([], with_text=True), origins=(), loss_mask_BS=np.zeros((1, 8), bool))
     else:
         batch = batch_of([] if part == "texts" else LETTERS, with_text=part != "letters")
     print(json.dumps(one_step(reader_config(), ReadingConfig(), batch)))

@@ -102,4 +102,6 @@ def is_muon_matrix(name: str) -> bool:
 
 def _is_vector(name: str) -> bool:
     """Return True for norms, biases and scales by name: tracks add a dim to every parameter."""
-    return name.endswith(("norm.weight", ".bias", "_scale", "_scale_ND")) or name.startswith("tracks.norms.")
+    return name.endswith(("norm.weight", ".bias", "_scale", ".scale_ND", ".scale_before_ND")) or name.startswith(
+        "tracks.norms."
+    )

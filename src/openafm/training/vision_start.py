@@ -48,5 +48,6 @@ def start_vision(model: Decoder, name_or_path: str, identity: str | None = None)
     weights = {
         name.removeprefix(PREFIX): torch.from_numpy(tensors[name].copy()) for name in tensors if name.startswith(PREFIX)
     }
-    weights[POSITIONS] = interpolated(weights[POSITIONS], wanted.grid_side(wanted.image_side))
+    if POSITIONS in weights:
+        weights[POSITIONS] = interpolated(weights[POSITIONS], wanted.grid_side(wanted.image_side))
     model.vision.load_state_dict(weights)

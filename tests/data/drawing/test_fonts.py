@@ -81,12 +81,12 @@ def test_styles():
 
 def test_a_name_is_one_font(monkeypatch):
     found = fonts._from_fontconfig() or fonts._from_matplotlib()
-    copy = dataclasses.replace(found[0], path="/other/copy.otf")
-    monkeypatch.setattr(fonts, "_from_fontconfig", lambda: (*found, copy))
+    copies = tuple(dataclasses.replace(found[0], path=path) for path in ("/~", "/!"))
+    monkeypatch.setattr(fonts, "_from_fontconfig", lambda: (*found[1:], *copies))
     fonts.installed_fonts.cache_clear()
     try:
         installed = installed_fonts()
-        assert font_named(found[0].name) in installed
+        assert font_named(found[0].name).path == "/!"
         with pytest.raises(FontMissingError, match="no installed font is named 'No Such Font'"):
             font_named("No Such Font")
     finally:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.drawing.canvas import Canvas
+from openafm.data.drawing.canvas import Canvas, LeavesCanvasError
 from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.words import WordsConfig
 
@@ -53,7 +53,7 @@ def test_a_letter_over_the_edge_draws_the_page_again(monkeypatch):
     def text(canvas, *values, **named):
         calls.append(values)
         if len(calls) == 1:
-            raise ValueError("leaves the canvas")
+            raise LeavesCanvasError("leaves the canvas")
         return draw_text(canvas, *values, **named)
 
     monkeypatch.setattr(Canvas, "text", text)

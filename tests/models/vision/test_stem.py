@@ -1,4 +1,4 @@
-"""Convolutions before the patches, against torch's own layers."""
+"""Convolutions, before the patches or alone, against torch's own layers."""
 
 from __future__ import annotations
 

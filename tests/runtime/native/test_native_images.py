@@ -31,6 +31,7 @@ from openafm.models.vision.config import (
     WindowScopeConfig,
 )
 from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.letters import NO_LETTER, NUM_CLASSES
 from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -130,6 +131,7 @@ def test_tokens_of_letters_equal_the_torch_modules(
 def test_tokens_of_letters_in_full_precision_and_with_vision_in_8_bits(in_8_bits: bool, tmp_path: Path) -> None:
     config = reading(READING_STEM, 2)
     tensors = {name: weight.detach().numpy() for name, weight in config.build(seed=5).state_dict().items()}
+    tensors["adapter.letters.bias"].reshape(-1, NUM_CLASSES)[:, NO_LETTER] += 8  # tokens without a letter
     stored, numerics = with_vision_in_8_bits(tensors, FULL_PRECISION) if in_8_bits else (tensors, FULL_PRECISION)
     kept = {"config": config, "tokenizer": TOKENIZER, "template": ChatTemplate(), "numerics": numerics}
     bundle = write_bundle(tmp_path / "reader", tensors=stored, **kept)
@@ -139,7 +141,13 @@ def test_tokens_of_letters_in_full_precision_and_with_vision_in_8_bits(in_8_bits
         expected = model.encode_images(torch.tensor(views(2, 64)), 16).numpy()
     found = LazyVisionTower(bundle, 1, None).encode(views(2, 64), 16)
     assert np.linalg.norm(found - expected) < (1.5e-2 if in_8_bits else 2e-5) * np.linalg.norm(expected)
-    for name, damaged in (("adapter.scale_before_ND", np.ones((8, 1), np.float32)), ("adapter.letters.weight", None)):
+    with pytest.raises(BundleError, match="a view of 64 pixels has 16 tokens, not 9"):
+        LazyVisionTower(bundle, 1, None).encode(views(1, 64), 9)
+    for name, damaged in (
+        ("adapter.scale_before_ND", np.ones((8, 1), np.float32)),
+        ("adapter.letters.weight", None),
+        ("adapter.letters.weight", np.ones((NUM_CLASSES, 12), np.float32)),  # of one cell, not two
+    ):
         broken = {key: tensor for key, tensor in stored.items() if key != name}
         broken |= {} if damaged is None else {name: damaged}
         with pytest.raises(BundleError, match=name.replace(".", r"\.").removesuffix("weight")):

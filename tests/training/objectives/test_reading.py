@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from processes import run_ranks
-from tiny_reading import LETTERS, STEM, TEXT, batch_of, reader_config
+from tiny_reading import IMAGE_TOKENS, LETTERS, STEM, TEXT, batch_of, reader_config
 
 from openafm.core.config import ConfigError
 from openafm.models.vision.config import ConvolutionConfig
@@ -21,6 +21,7 @@ from openafm.training.distributed.config import ParallelConfig
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import ReadingConfig
 from openafm.training.objectives.reading import LettersError, Reading
+from openafm.training.optimizer_config import AdamWConfig
 
 
 @pytest.mark.parametrize("stem", [STEM, ()])
@@ -84,9 +85,21 @@ def test_what_learns_from_letters_gets_no_gradient_of_texts() -> None:
     both = objective(model, batch_of(LETTERS, with_text=True))
     expected = Reading(ReadingConfig())(model, batch_of(LETTERS, with_text=True))
     assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
-    assert expected.flops - both.flops == 2 * model.config.vision.flops(32)
+    # 4 tokens of 8 cells: 96 classes of 12 channels, and 94 letters with embeddings.
+    layer, embeddings = 2 * 4 * 8 * 96 * 12, 2 * 4 * 8 * 94 * model.config.dim
+    assert expected.flops - both.flops == 2 * (model.config.vision.flops(32) + layer) + embeddings
     both.total.backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in of_letters)
+
+
+def test_scales_of_letters_have_no_weight_decay() -> None:
+    model = reader_config().build(seed=1)
+    (optimizer,) = AdamWConfig(weight_decay=0.5, learning_rate=0.1).build(dict(model.named_parameters()))
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert torch.equal(model.adapter.scale_ND, torch.ones_like(model.adapter.scale_ND))
+    assert torch.equal(model.adapter.scale_before_ND.abs(), torch.ones_like(model.adapter.scale_ND))
 
 
 def test_what_learns_from_nothing_stays_as_it_is() -> None:
@@ -98,8 +111,7 @@ def test_what_learns_from_nothing_stays_as_it_is() -> None:
         trainer.objective.build()(model, batch).total.backward()
         optimizer.step()
     same = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
-    kept = {name for name in before if name.startswith(("vision.", "adapter.letters."))}
-    assert same == kept | {"adapter.scale_before_ND"}  # the image has a single token
+    assert same == {name for name in before if name.startswith(("vision.", "adapter.letters."))}
 
 
 def test_letters_are_learned() -> None:
@@ -115,7 +127,7 @@ def test_letters_are_learned() -> None:
 
 def test_a_batch_without_targets_and_a_part_of_a_source() -> None:
     model, objective = reader_config().build(seed=1), Reading(ReadingConfig())
-    nothing = objective(model, replace(batch_of(LETTERS, with_text=False), origins=(), loss_mask_BS=np.zeros((1, 18), bool)))
+    nothing = objective(model, replace(batch_of(LETTERS, with_text=False), origins=(), loss_mask_BS=np.zeros((1, 20), bool)))
     assert (nothing.count, nothing.total.item()) == (0, 0.0)
     batch = batch_of(LETTERS, with_text=False)
     parts = replace(batch, origins=tuple(origin._replace(source="letters/en") for origin in batch.origins))
@@ -159,7 +171,7 @@ def test_damaged_documents_are_refused(damage: str) -> None:
         batch = replace(batch, embedding_spans=batch.embedding_spans[1:])
     else:
         mask = batch.loss_mask_BS.copy()
-        mask[0, 0] = False
+        mask[0, IMAGE_TOKENS - 1] = False
         batch = replace(batch, loss_mask_BS=mask)
     with pytest.raises(LettersError, match="three numbers a letter"):
         Reading(ReadingConfig())(reader_config().build(), batch)
@@ -182,6 +194,10 @@ def test_configs_are_checked() -> None:
         ReadingConfig(sources=("other",)).check(trainer)
     with pytest.raises(ConfigError, match="letters are among the sources, and nothing learns from them"):
         ReadingConfig(letters_learn_from="nothing").check(trainer)
+    decaying = replace(trainer, optimizer=AdamWConfig(weight_decay=0.1))
+    ReadingConfig().check(decaying)
+    with pytest.raises(ConfigError, match="letters that do not learn from everything need weight_decay 0, got 0.1"):
+        ReadingConfig(letters_learn_from="letters").check(decaying)
     with pytest.raises(ConfigError, match="cannot train divided weights"):
         trainer.objective.check(replace(trainer, parallel=ParallelConfig(shard=2)))
     assert reader_config().other_parameters() == sum(

@@ -31,6 +31,10 @@ VISIBLE_INK = [ink if ink >= 16 else 0 for ink in range(256)]
 """Fainter ink, of 255, leaves some backgrounds unchanged: a box around it would be larger than what is visible."""
 
 
+class LeavesCanvasError(ValueError):
+    """A text is larger than what is left of the canvas."""
+
+
 @dataclass(frozen=True)
 class _Glyphs:
     """The ink of a word as a mask, its place relative to the pen, and how far the pen moves."""
@@ -84,7 +88,7 @@ class Canvas:
 
         Raises:
             FontMissingError: the font lacks a character.
-            ValueError: the text leaves the canvas.
+            LeavesCanvasError: the text leaves the canvas.
         """
         if missing := font.missing(text):
             raise FontMissingError(f"{font.name} lacks {missing!r} of the text {text!r}; choose a font by Font.has(text)")
@@ -161,7 +165,7 @@ class Canvas:
         left, top = round(x) + glyphs.left, round(y) + glyphs.top
         box = (left, top, left + glyphs.mask.width, top + glyphs.mask.height)
         if box[0] < 0 or box[1] < 0 or box[2] > self.width or box[3] > self.height:
-            raise ValueError(f"{word!r} at {box} leaves the canvas of {self.width} x {self.height} pixels")
+            raise LeavesCanvasError(f"{word!r} at {box} leaves the canvas of {self.width} x {self.height} pixels")
         if outline:
             around = _glyphs(word, font, size, outline, direction)
             if around.mask is not None:

@@ -217,6 +217,7 @@ def _fontconfig_lines() -> tuple[tuple[str, ...], ...]:
         if len(line) == len(fields)
         and Path(line[-1]).suffix.lower() in (".ttf", ".otf", ".ttc", ".otc")
         and line[5] == "False"
+        and int(line[7] or 0) <= 0xFFFF  # above: named instances of variable fonts
         and not re.search("math|last resort", line[0], re.I)  # the latter has boxes for every character
     )
 
@@ -227,7 +228,7 @@ def _from_fontconfig() -> tuple[Font, ...]:
         Font(
             family=family,
             path=path,
-            index=int(index or 0) & 0xFFFF,
+            index=int(index or 0),
             style=style or "Regular",
             weight=int(float(weight.strip("[]").split(" ")[0] or _REGULAR)) if weight else _REGULAR,
             is_italic=slant not in ("", "0"),

@@ -69,7 +69,7 @@ class LettersAdapter(BaseVisionAdapter):
 
 
 def _last_before(letters_BTTD: Tensor, empty_BTT: Tensor) -> Tensor:
-    """Return of each token the letters of the last one before it in its row that is not empty, [B, T, T, D].
+    """Return, for each token, the letters of the nearest token to its left that is not empty, [B, T, T, D].
 
     `empty_BTT` are the probabilities of tokens to have no letter.
     """

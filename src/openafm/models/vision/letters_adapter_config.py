@@ -66,9 +66,13 @@ class LettersAdapterConfig(BaseAdapterConfig):
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
         return (vision_dim + 1) * math.prod(self.cells) * NUM_CLASSES + 2 * self.cells_of_token * decoder_dim
 
+    def layer_flops(self, vision: VisionConfig, num_tokens: int) -> float:
+        """Return the operations of the forward pass of the layer that classifies letters."""
+        return 2.0 * num_tokens * self.cells_of_token * NUM_CLASSES * vision.dim
+
     def flops(self, vision: VisionConfig, decoder_dim: int, image_side: int, num_tokens: int) -> float:
-        num_cells = num_tokens * self.cells_of_token
-        return 2.0 * num_cells * (NUM_CLASSES * vision.dim + len(LETTER_TOKENS) * decoder_dim)
+        embeddings = 2.0 * num_tokens * self.cells_of_token * len(LETTER_TOKENS) * decoder_dim
+        return self.layer_flops(vision, num_tokens) + embeddings
 
     def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> LettersAdapter:
         from openafm.models.vision.letters_adapter import LettersAdapter

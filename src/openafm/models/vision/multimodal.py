@@ -43,7 +43,7 @@ class MultimodalDecoder(Decoder):
         if torch.is_grad_enabled() and not inserted:
             # A batch without images gives zero gradients, not none: an optimizer step does not depend on which process has
             # the images.
-            x_BSD = x_BSD + 0 * sum(weight.sum() for weight in self._eyes() if weight.requires_grad)
+            x_BSD = x_BSD + 0 * sum(weight.sum() for weight in self._vision_parameters() if weight.requires_grad)
         return x_BSD
 
     def encode_images(self, views_VYXC: Tensor, num_tokens: int) -> Tensor:
@@ -82,5 +82,5 @@ class MultimodalDecoder(Decoder):
             embeddings.update(zip(keys, embedded, strict=True))
         return [(span, embeddings[span.image]) for span in spans]
 
-    def _eyes(self) -> Iterator[nn.Parameter]:
+    def _vision_parameters(self) -> Iterator[nn.Parameter]:
         return itertools.chain(self.vision.parameters(), self.adapter.parameters())

@@ -147,6 +147,11 @@ def image_modes(*, side: int, tokens: int, rapid_side: int | None = None) -> tup
 
 
 def adapter_for(vision: VisionConfig, tokens_side: int = 12) -> AdapterConfig:
-    """Return an adapter whose transformer layer has the shape of the encoder's layers."""
+    """Return an adapter whose transformer layer has the shape of the encoder's layers.
+
+    Raises:
+        ConfigError: the encoder has no layers.
+    """
+    vision.require(bool(vision.layers), "the encoder has no layers for the adapter to take their shape; use another adapter")
     layer = replace(vision.layers[-1], scope=GlobalScopeConfig())
     return AdapterConfig(layer=layer, tokens_side=tokens_side)

@@ -1,4 +1,4 @@
-"""Convolutions before the patch embedding of a vision encoder (arXiv 2106.14881).
+"""Convolutions of a vision encoder, before the patch embedding (arXiv 2106.14881) or alone.
 
 Shapes: B images, Y and X pixels or outputs of a side, C channels, O output channels, K taps of a kernel's side.
 """

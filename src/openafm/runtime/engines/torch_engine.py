@@ -168,9 +168,9 @@ class TorchEngine(Engine):
             self._drop_caches()
             self.weights_version = version
             config = self.decoder.config
-            spells = isinstance(config, MultimodalConfig) and isinstance(config.adapter, LettersAdapterConfig)
+            has_letter_tokens = isinstance(config, MultimodalConfig) and isinstance(config.adapter, LettersAdapterConfig)
             # Image tokens that are made of letters depend on the embedding.
-            if any(map(is_vision, tensors)) or (spells and "embedding" in tensors):
+            if any(map(is_vision, tensors)) or (has_letter_tokens and "embedding" in tensors):
                 self.encoder_version = version
             self.signature = f"{self._first_signature} weights {version}"
 

@@ -103,7 +103,7 @@ class VisionTower:
         if isinstance(config.adapter, LettersAdapterConfig):
             table_KD = tensors["embedding"][LETTER_TOKENS.start : LETTER_TOKENS.stop]
             self._letter_embeddings_KM = np.array(table_KD, np.float32)  # a copy: the embedding is freed
-            self._check_scales(config.adapter)
+            self._check_letters(config.adapter)
         self._check_stem()
         self._fold_normalization()
         self._fold_layer_scales()
@@ -114,7 +114,10 @@ class VisionTower:
         """Return the embeddings of views, `num_tokens` of each, [V * num_tokens, M]."""
         side = math.isqrt(num_tokens)
         with self._one_at_a_time:
-            return np.concatenate([self._encoded(view_YXC, side) for view_YXC in views_VYXC])
+            embeddings = [self._encoded(view_YXC, side) for view_YXC in views_VYXC]
+        if wrong := next((len(each) for each in embeddings if len(each) != num_tokens), 0):
+            raise ValueError(f"a view of {views_VYXC.shape[1]} pixels has {wrong} tokens, not {num_tokens}")
+        return np.concatenate(embeddings)
 
     def states(self, view_YXC: NDArray[np.uint8]) -> Floats:
         """Return the encoder's output for a view, without the adapter: registers, then patches row by row, [T, D].
@@ -160,11 +163,16 @@ class VisionTower:
             if self._weights[name].shape != expected:
                 raise ValueError(f"{name} has the shape {self._weights[name].shape}, expected {expected}")
 
-    def _check_scales(self, adapter: LettersAdapterConfig) -> None:
-        expected = (adapter.cells_of_token, self._config.dim)
-        for name in ("adapter.scale_ND", "adapter.scale_before_ND"):
-            if self._weights[name].shape != expected:
-                raise ValueError(f"{name} has the shape {self._weights[name].shape}, expected {expected}")
+    def _check_letters(self, adapter: LettersAdapterConfig) -> None:
+        scales = (adapter.cells_of_token, self._config.dim)
+        for name, expected in (
+            ("letters.weight", (math.prod(adapter.cells) * NUM_CLASSES, self._vision.dim)),
+            ("scale_ND", scales),
+            ("scale_before_ND", scales),
+        ):
+            found = self._weights[f"adapter.{name}"].shape
+            if found != expected:
+                raise ValueError(f"adapter.{name} has the shape {found}, expected {expected}")
 
     def _fold_normalization(self) -> None:
         """Make the first product one of pixels from 0 to 255: (p / 255 - mean) / std is a factor and an offset."""

@@ -188,9 +188,9 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
 class ReadingConfig(ObjectiveConfig):
     """Letters by place from the documents of `sources`, and the next token of all others, for a `LettersAdapterConfig`.
 
-    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. The encoder and
-    the layer of letters have zero gradients of what they do not learn from, which saves the operations of the encoder's
-    backward pass. Train without weight decay, so that weights with zero gradients stay as they are.
+    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. Other losses
+    give the encoder and the layer of letters zero gradients, and their backward pass is skipped; then train without weight
+    decay, so that they stay as they are.
     """
 
     sources: tuple[str, ...] = ("letters",)
@@ -207,9 +207,10 @@ class ReadingConfig(ObjectiveConfig):
         return Reading(self)
 
     def check(self, trainer: TrainerConfig) -> None:
-        """Refuse a model without an adapter of letters, data without letters, and weights that are divided over processes."""
+        """Refuse a model without an adapter of letters, data without letters, and weights divided over processes."""
         from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
         from openafm.models.vision.multimodal_config import MultimodalConfig
+        from openafm.training.optimizer_config import AdamWConfig
 
         self.require(
             isinstance(trainer.model, MultimodalConfig) and isinstance(trainer.model.adapter, LettersAdapterConfig),
@@ -218,6 +219,11 @@ class ReadingConfig(ObjectiveConfig):
         has_letters = any(source.name in self.sources for source in trainer.data.sources)
         learns = self.letters_learn_from != "nothing"
         self.require(has_letters or not learns, f"no source of the run is one of letters ({', '.join(self.sources)})")
+        decay = trainer.optimizer.weight_decay if isinstance(trainer.optimizer, AdamWConfig) else 0.0
+        self.require(
+            self.letters_learn_from == "everything" or decay == 0,
+            f"letters that do not learn from everything need weight_decay 0, got {decay}",
+        )
         self.require(
             learns or not has_letters, "letters are among the sources, and nothing learns from them; leave them out"
         )

@@ -48,13 +48,14 @@ class Reading:
         with _frozen(reader.vision, _adapter_of(reader).letters) if is_frozen else nullcontext():
             texts = self._next_token(model, other)
         letters = _letter_losses(reader, batch, lettered)
+        parts = letters.parts if self._config.letters_learn_from != "nothing" else {}
         # A batch without texts or letters gives zero gradients, not none: processes may have different ones.
         unused = 0 * sum(weight.sum() for weight in model.parameters()) if torch.is_grad_enabled() else 0
         return Losses(
             total=texts.total + letters.total + unused,
             count=texts.count + letters.count,
-            parts={**texts.parts, **letters.parts},
-            flops=texts.flops + letters.flops - (_backward_flops(reader, other) if is_frozen else 0),
+            parts={**texts.parts, **parts},
+            flops=texts.flops + letters.flops - (_skipped_flops(reader, other) if is_frozen else 0),
             expert_tokens=texts.expert_tokens,
         )
 
@@ -142,9 +143,19 @@ def _check_range(letters_L3: npt.NDArray[np.int64], side: int) -> None:
         )
 
 
-def _backward_flops(model: MultimodalDecoder, batch: Batch) -> int:
-    """Return the operations of the encoder's backward pass for the images of a batch."""
-    return round(2 * sum(len(views) * model.config.vision.flops(views.shape[1]) for views in batch.images.values()))
+def _skipped_flops(model: MultimodalDecoder, batch: Batch) -> int:
+    """Return the operations of a backward pass that frozen letters skip for the images of a batch.
+
+    These are the two products of the encoder and of the layer of letters, and the one with the embeddings that gives the
+    gradients of probabilities.
+    """
+    config, adapter, total = model.config, _adapter_of(model).config, 0.0
+    for (_, num_tokens), views in batch.images.items():
+        side, tokens = views.shape[1], num_tokens // len(views)
+        layer = adapter.layer_flops(config.vision, tokens)
+        embeddings = adapter.flops(config.vision, config.dim, side, tokens) - layer
+        total += len(views) * (2 * config.vision.flops(side) + 2 * layer + embeddings)
+    return round(total)
 
 
 def _without(batch: Batch, lettered: list[Span]) -> Batch:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
 from openafm.data.drawing.camera import Shot, draw_condition, shoot
+from openafm.data.drawing.canvas import LeavesCanvasError
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.check import flyer_errors
 from openafm.data.drawing.flyers.designs import draw_design
@@ -37,7 +38,7 @@ class FlyerGenerator(Generator):
             sheet = Sheet(*rng.choice(design.formats), draw_palette(rng), fonts, rng)
             try:
                 design.lay_out(sheet, content)
-            except (NoRoomError, ValueError):
+            except (NoRoomError, LeavesCanvasError):
                 continue  # too long for this design
             if {block.field for block in sheet.blocks if block.field} == set(FIELDS):
                 return _photographed(rng, sheet, content, split, design.name)

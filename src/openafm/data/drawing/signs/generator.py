@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
 from openafm.data.drawing.camera import draw_condition, shoot
+from openafm.data.drawing.canvas import LeavesCanvasError
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.generator import draw_fonts
 from openafm.data.drawing.flyers.sheet import NoRoomError, Sheet, draw_palette
@@ -34,7 +35,7 @@ class SignGenerator(Generator):
             try:
                 inner = _DESIGNS[design][1](sheet)
                 _put_texts(sheet, texts, inner)
-            except (NoRoomError, ValueError):
+            except (NoRoomError, LeavesCanvasError):
                 continue  # too long for this sign
             return _photographed(rng, sheet, language, split, {"design": design, "sign": kind})
         raise DrawingFailedError(f"no legible sign in '{language}' after {_TRIES} attempts")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
 from openafm.data.drawing.camera import draw_condition, shoot
-from openafm.data.drawing.canvas import Canvas, text_width
+from openafm.data.drawing.canvas import Canvas, LeavesCanvasError, text_width
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.sheet import Palette, draw_palette
 from openafm.data.drawing.fonts import Font, fonts_for
@@ -40,7 +40,7 @@ class WordsGenerator(Generator):
         for _ in range(_TRIES):
             try:
                 return self._page(rng, language, split)
-            except ValueError:
+            except LeavesCanvasError:
                 continue  # a letter reaches over the edge
         raise DrawingFailedError(f"no page in '{language}' that holds its letters, after {_TRIES} attempts")
 
