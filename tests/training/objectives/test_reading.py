@@ -196,7 +196,7 @@ def test_configs_are_checked() -> None:
         ReadingConfig(letters_learn_from="nothing").check(trainer)
     decaying = replace(trainer, optimizer=AdamWConfig(weight_decay=0.1))
     ReadingConfig().check(decaying)
-    with pytest.raises(ConfigError, match="letters that do not learn from everything need weight_decay 0, got 0.1"):
+    with pytest.raises(ConfigError, match=r"need weight_decay 0, got 0\.1"):
         ReadingConfig(letters_learn_from="letters").check(decaying)
     with pytest.raises(ConfigError, match="cannot train divided weights"):
         trainer.objective.check(replace(trainer, parallel=ParallelConfig(shard=2)))
