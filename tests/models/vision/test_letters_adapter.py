@@ -135,7 +135,7 @@ def test_configs_are_checked() -> None:
         replace(config, adapter=LettersAdapterConfig(patch_side=16))
     with pytest.raises(ConfigError, match="patches of 12 pixels do not divide into cells of 8 x 4 pixels"):
         LettersAdapterConfig(patch_side=12)
-    with pytest.raises(ConfigError, match="the adapter needs a vocab_size of 158 or more, got 157"):
+    with pytest.raises(ConfigError, match="letters need a vocab_size of 158 or more, got 157"):
         replace(config, vocab_size=157)
     with pytest.raises(ConfigError, match="a view of 64 pixels has 16 tokens, got 9"):
         replace(config, modes=(replace(config.image_modes[0], tokens=9),))

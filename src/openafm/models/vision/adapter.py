@@ -2,7 +2,8 @@
 
 The transformer layer sees the whole image, the convolution the neighborhood of a patch.
 
-Shapes: B images, Y and X patches of a side, V encoder dim, D decoder dim, T pooled tokens of a side, K = 3 taps of a side.
+Shapes: B images, Y and X patches of a side, V encoder dim, D decoder dim, T pooled tokens of a side, K = 3 taps of a side,
+F patches of a token's side, E any values.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ class BaseVisionAdapter(nn.Module, ABC):
 
         `embedding_ED` is that of the decoder's E tokens, which an adapter of letters needs.
         """
+
+
+def by_token(x_BYXE: Tensor, factor: int) -> Tensor:
+    """Return the values of patches by token, x_BTTFFE: each token has `factor` x `factor` patches; E may be several dims."""
+    return x_BYXE.unflatten(2, (-1, factor)).unflatten(1, (-1, factor)).transpose(2, 3)
 
 
 class PooledConvolution(nn.Module):

@@ -254,17 +254,12 @@ class BaseAdapterConfig(Config, ABC):
             ConfigError: it cannot.
         """
 
-    def check_encoder(self, vision: VisionConfig) -> None:
-        """Check that an encoder fits; by default all do.
+    def check_model(self, vision: VisionConfig, vocab_size: int) -> None:
+        """Check that an encoder and a decoder fit; by default all do.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: one does not.
         """
-
-    @property
-    def least_vocabulary(self) -> int:
-        """Tokens that the decoder needs."""
-        return 1
 
     @abstractmethod
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:

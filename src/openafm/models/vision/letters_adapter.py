@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from openafm.models.attention.spans import SpanError
 from openafm.models.layers import Linear
-from openafm.models.vision.adapter import BaseVisionAdapter
+from openafm.models.vision.adapter import BaseVisionAdapter, by_token
 from openafm.models.vision.encoder import VisionStates
 from openafm.models.vision.letters import LETTER_TOKENS, NO_LETTER, NUM_CLASSES
 from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
@@ -38,10 +38,8 @@ class LettersAdapter(BaseVisionAdapter):
         probabilities_BYXNK = self._logits(states.patches_BYXD).float().softmax(-1)
         table_KD = embedding_ED[LETTER_TOKENS.start : LETTER_TOKENS.stop].float()
         letters_BYXND = probabilities_BYXNK[..., 1 : 1 + len(table_KD)] @ table_KD
-        letters_BTFTFND = letters_BYXND.unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
-        letters_BTTND = letters_BTFTFND.transpose(2, 3).flatten(3, 5)  # the cells of a token together
-        empty_BTFTFN = probabilities_BYXNK[..., NO_LETTER].unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
-        empty_BTT = empty_BTFTFN.transpose(2, 3).flatten(3).prod(3)
+        letters_BTTND = by_token(letters_BYXND, factor).flatten(3, 5)  # the cells of a token together
+        empty_BTT = by_token(probabilities_BYXNK[..., NO_LETTER], factor).flatten(3).prod(3)
         before_BTTD = _last_before((letters_BTTND * self.scale_before_ND).sum(3), empty_BTT)
         tokens_BTTD = (letters_BTTND * self.scale_ND).sum(3) + before_BTTD
         return tokens_BTTD.flatten(1, 2).to(states.patches_BYXD.dtype)

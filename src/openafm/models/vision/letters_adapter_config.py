@@ -44,11 +44,9 @@ class LettersAdapterConfig(BaseAdapterConfig):
         """Cells of an image token: of its patches row by row, then of each patch."""
         return self.factor**2 * math.prod(self.cells)
 
-    @property
-    def least_vocabulary(self) -> int:
-        return LETTER_TOKENS.stop
-
-    def check_encoder(self, vision: VisionConfig) -> None:
+    def check_model(self, vision: VisionConfig, vocab_size: int) -> None:
+        least = LETTER_TOKENS.stop
+        self.require(vocab_size >= least, f"letters need a vocab_size of {least} or more, got {vocab_size}")
         self.require(
             vision.patch_side == self.patch_side,
             f"the encoder has patches of {vision.patch_side} pixels, the adapter of {self.patch_side}",

@@ -36,9 +36,7 @@ class MultimodalConfig(DecoderConfig):
         super().__post_init__()
         names, counts = [mode.name for mode in self.modes], {mode.num_tokens for mode in self.modes}
         self.require(len(names) == len(set(names)) == len(counts), f"modes have distinct names and tokens, got {self.modes}")
-        least = self.adapter.least_vocabulary
-        self.require(self.vocab_size >= least, f"the adapter needs a vocab_size of {least} or more, got {self.vocab_size}")
-        self.adapter.check_encoder(self.vision)
+        self.adapter.check_model(self.vision, self.vocab_size)
         for mode in self.modes:
             self.vision.grid_side(mode.side)
             self.adapter.check_view(self.vision, mode.side, mode.tokens)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from openafm.models.attention.spans import SpanError
 from openafm.models.layers import Linear
-from openafm.models.vision.adapter import BaseVisionAdapter
+from openafm.models.vision.adapter import BaseVisionAdapter, by_token
 from openafm.models.vision.encoder import VisionStates
 from openafm.models.vision.layer_norm import LayerNorm
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
@@ -33,8 +33,7 @@ class PixelShuffleAdapter(BaseVisionAdapter):
         factor, grid = self.config.factor, states.patches_BYXD.shape[1]
         if grid % factor or tokens_side not in (None, grid // factor):
             raise SpanError(f"{grid} patches of a side give {grid / factor:g} tokens of a side, not {tokens_side}")
-        x_BTFTFV = states.patches_BYXD.unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
-        x_BTTJ = x_BTFTFV.transpose(2, 3).flatten(3)
+        x_BTTJ = by_token(states.patches_BYXD, factor).flatten(3)
         tokens_BTTD: Tensor = self.down(F.gelu(self.up(self.norm(x_BTTJ))))
         return tokens_BTTD.flatten(1, 2)
 

@@ -37,13 +37,13 @@ READER_RESOLUTIONS = {
 PAGES = {
     "micro": {"words": WordsConfig(side=168, most_lines=4)},
     "nano": {
-        "small_words": WordsConfig(side=128, most_lines=1, smallest=20),
+        "large_letters": WordsConfig(side=128, most_lines=1, smallest=20),
         "words": WordsConfig(side=128, most_lines=2),
-        "large_words": WordsConfig(side=256, most_lines=6),
+        "large_pages": WordsConfig(side=256, most_lines=6),
     },
 }
-"""Pages of words by source, shown as they are. The decoder learns from small pages, which have few tokens, to find the next
-letter; with large pages alone this takes far longer (docs/benchmarks.md, Transcribing)."""
+"""Pages of words by source, shown as they are. The decoder learns to find the next letter from pages with few tokens and
+large letters; with large pages alone this takes far longer (docs/benchmarks.md, Transcribing)."""
 ADAPTERS = {"micro": LettersAdapterConfig(factor=3), "nano": LettersAdapterConfig(factor=2)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}

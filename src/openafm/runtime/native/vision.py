@@ -2,8 +2,8 @@
 
 Shapes: V views, Y and X pixels or patches of a side, N windows of W patches, R registers, T tokens of a view, S tokens that
 attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L tokens of the decoder, M its dim,
-K taps of a side of a convolution, I its inputs for one output, O its outputs. Of letters: P cells, K classes, N cells of a
-token, F factor, C cells of a patch.
+K taps of a side of a convolution, I its inputs for one output, O its outputs. Of letters: P cells of a view, K classes,
+N cells of a token, F patches of a token's side, C cells of a patch, E any values.
 """
 
 from __future__ import annotations
@@ -270,22 +270,22 @@ class VisionTower:
         logits_PK = self._parts.linear("adapter.letters", x_YXD.reshape(-1, x_YXD.shape[-1])).reshape(-1, NUM_CLASSES)
         exponentials_PK = np.exp(logits_PK - logits_PK.max(-1, keepdims=True))
         probabilities_PK = exponentials_PK / exponentials_PK.sum(-1, keepdims=True)
-        letters_PM, empty_P = probabilities_PK[:, 1 : 1 + len(table_KM)] @ table_KM, probabilities_PK[:, NO_LETTER]
-        letters_TTNM, empty_TTN = (
-            values_P.reshape(tokens_side, config.factor, tokens_side, config.factor, -1, size)
-            .swapaxes(1, 2)
-            .reshape(tokens_side, tokens_side, -1, size)
-            for values_P, size in ((letters_PM, self._config.dim), (empty_P, 1))
-        )
-        tokens_TTM, letters_TTM = (
+        letters_TTNM = self._by_token(config, probabilities_PK[:, 1 : 1 + len(table_KM)] @ table_KM, tokens_side)
+        empty_TT1 = self._by_token(config, probabilities_PK[:, NO_LETTER, None], tokens_side).prod(2)
+        tokens_TTM, own_TTM = (
             np.einsum("yxnm,nm->yxm", letters_TTNM, self._weights[f"adapter.{name}"])
             for name in ("scale_ND", "scale_before_ND")
         )
-        empty_TT1, before_TM = empty_TTN.prod(2), np.zeros_like(letters_TTM[:, 0])
+        before_TM = np.zeros_like(own_TTM[:, 0])
         for column in range(1, tokens_side):
-            before_TM = letters_TTM[:, column - 1] + empty_TT1[:, column - 1] * before_TM
+            before_TM = own_TTM[:, column - 1] + empty_TT1[:, column - 1] * before_TM
             tokens_TTM[:, column] += before_TM
         return tokens_TTM.reshape(tokens_side**2, -1)
+
+    def _by_token(self, config: LettersAdapterConfig, values_PE: Floats, tokens_side: int) -> Floats:
+        """Return the values of cells by token, values_TTNE; cells are in the order of patches."""
+        values_TFTFCE = values_PE.reshape(tokens_side, config.factor, tokens_side, config.factor, -1, values_PE.shape[1])
+        return values_TFTFCE.swapaxes(1, 2).reshape(tokens_side, tokens_side, -1, values_PE.shape[1])
 
     def _pooled(self, x_YXM: Floats, tokens_side: int) -> Floats:
         grid, _, dim = x_YXM.shape
