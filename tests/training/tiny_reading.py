@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from tiny_contrastive import clip_config, one_step
@@ -66,14 +67,16 @@ def batch_of(letters: list[list[tuple[int, int, int]]], with_text: bool) -> Batc
     )
 
 
-def main(parts: str) -> None:
-    """`parts` has the letters and texts of each process, as in `letters,texts` or `both,nothing`."""
+def main(arguments: str) -> None:
+    """`arguments` has the letters and texts of each process and, after a colon, what letters learn from, as in
+    `letters,texts:everything` or `both,empty:everything`."""
+    parts, _, learns = arguments.partition(":")
     part = parts.split(",")[int(os.environ.get("RANK", "0"))]
-    if part == "nothing":
+    if part == "empty":
         batch = replace(batch_of([], with_text=True), origins=(), loss_mask_BS=np.zeros((1, 8), bool))
     else:
         batch = batch_of([] if part == "texts" else LETTERS, with_text=part != "letters")
-    print(json.dumps(one_step(reader_config(), ReadingConfig(), batch)))
+    print(json.dumps(one_step(reader_config(), ReadingConfig(letters_learn_from=cast("Any", learns)), batch)))
 
 
 if __name__ == "__main__":

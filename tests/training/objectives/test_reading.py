@@ -136,9 +136,17 @@ def test_a_batch_without_targets_and_a_part_of_a_source() -> None:
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("parallel")
-@pytest.mark.parametrize("parts", ["letters,texts", "texts,letters", "both,nothing"])
-def test_two_processes_equal_one(parts: str) -> None:
-    one, two = run_ranks("tiny_reading.py", 1, "both"), run_ranks("tiny_reading.py", 2, parts)
+@pytest.mark.parametrize(
+    ("alone", "divided"),
+    [
+        ("both:everything", "letters,texts:everything"),
+        ("both:everything", "texts,letters:everything"),
+        ("both:letters", "both,empty:letters"),
+        ("texts:nothing", "empty,texts:nothing"),
+    ],
+)
+def test_two_processes_equal_one(alone: str, divided: str) -> None:
+    one, two = run_ranks("tiny_reading.py", 1, alone), run_ranks("tiny_reading.py", 2, divided)
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
     assert two["gradients"].keys() == one["gradients"].keys()
     for name, norm in one["gradients"].items():
