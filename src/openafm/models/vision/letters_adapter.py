@@ -52,7 +52,7 @@ class LettersAdapter(BaseVisionAdapter):
         return logits_LNK[torch.arange(len(cell_L), device=cell_L.device), cell_L]
 
     def initialize(self, seed: int) -> None:
-        """Draw initial weights. Random signs make the letters before a token differ from its own."""
+        """Draw initial weights. Random signs make the letters to the left of a token differ from its own."""
         generator = torch.Generator(device=self.scale_ND.device).manual_seed(seed)
         self.letters.initialize(generator)
         nn.init.ones_(self.scale_ND)
