@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from openafm.models.vision.config import BaseAdapterConfig, VisionConfig
+from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.letters import CELL, LETTER_TOKENS, NUM_CLASSES
+from openafm.models.vision.pixel_shuffle_config import PatchGroupsConfig
 
 if TYPE_CHECKING:
     from openafm.models.vision.letters_adapter import LettersAdapter
 
 
 @dataclass(frozen=True, kw_only=True)
-class LettersAdapterConfig(BaseAdapterConfig):
+class LettersAdapterConfig(PatchGroupsConfig):
     """Image tokens made of the letters in them, which the objective `ReadingConfig` teaches by place.
 
     A linear layer gives the probabilities of the classes of letters in each cell of a patch. A token of `factor` x `factor`
@@ -25,10 +26,9 @@ class LettersAdapterConfig(BaseAdapterConfig):
     """
 
     patch_side: int = 8
-    factor: int = 2
 
     def __post_init__(self) -> None:
-        self.require(self.factor > 0, f"factor must be at least 1, got {self.factor}")
+        super().__post_init__()
         self.require(
             self.patch_side > 0 and self.patch_side % math.lcm(*CELL) == 0,
             f"patches of {self.patch_side} pixels do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
@@ -51,15 +51,6 @@ class LettersAdapterConfig(BaseAdapterConfig):
             vision.patch_side == self.patch_side,
             f"the encoder has patches of {vision.patch_side} pixels, the adapter of {self.patch_side}",
         )
-
-    def usual_tokens(self, vision: VisionConfig, image_side: int) -> int:
-        grid = vision.grid_side(image_side)
-        self.require(grid % self.factor == 0, f"{grid} patches of a side do not divide into groups of {self.factor}")
-        return (grid // self.factor) ** 2
-
-    def check_view(self, vision: VisionConfig, image_side: int, num_tokens: int) -> None:
-        tokens = self.usual_tokens(vision, image_side)
-        self.require(num_tokens == tokens, f"a view of {image_side} pixels has {tokens} tokens, got {num_tokens}")
 
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
         return (vision_dim + 1) * math.prod(self.cells) * NUM_CLASSES + 2 * self.cells_of_token * decoder_dim
