@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,13 @@ from processes import run_ranks
 from tiny_contrastive import batch_of, clip_config
 from torch import Tensor
 
+from openafm.core.config import ConfigError
 from openafm.data.loading.batch import Batch
 from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.vision.clip import contrastive_loss, sigmoid_loss
+from openafm.models.vision.multimodal_config import ClipConfig
+from openafm.models.vision.sizes import convolutions
+from openafm.recipes.catalog import build_run
 from openafm.training.objectives.config import ContrastiveConfig, SigmoidContrastiveConfig
 from openafm.training.objectives.contrastive import Contrastive, PairsError
 
@@ -106,6 +112,15 @@ def test_masking_changes_with_each_call_and_follows_the_seed() -> None:
     torch.manual_seed(1)
     assert torch.equal(first, model.encode_images(pixels, 0.5))
     assert not torch.equal(first, second)
+
+
+def test_convolutions_alone_have_no_masked_patches() -> None:
+    trainer = build_run("vision.clip", "micro").trainer
+    assert isinstance(trainer.model, ClipConfig)
+    trainer = replace(trainer, model=replace(trainer.model, vision=convolutions(112, 8, 16)))
+    ContrastiveConfig().check(trainer)
+    with pytest.raises(ConfigError, match=r"convolutions encode the whole image; set kept to 1, got 0\.5"):
+        ContrastiveConfig(kept=0.5).check(trainer)
 
 
 def test_the_last_steps_and_evaluation_encode_all_patches() -> None:

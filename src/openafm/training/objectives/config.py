@@ -166,11 +166,14 @@ class ContrastiveConfig(ObjectiveConfig):
         return Contrastive(self)
 
     def check(self, trainer: TrainerConfig) -> None:
-        """Refuse a model without two towers."""
+        """Refuse a model without two towers, and masked patches of an encoder without layers."""
         from openafm.models.vision.multimodal_config import ClipConfig
 
+        model = trainer.model
+        self.require(isinstance(model, ClipConfig), f"needs a ClipConfig as the model, got {type(model).__name__}")
         self.require(
-            isinstance(trainer.model, ClipConfig), f"needs a ClipConfig as the model, got {type(trainer.model).__name__}"
+            self.kept == 1 or not isinstance(model, ClipConfig) or bool(model.vision.layers),
+            f"convolutions encode the whole image; set kept to 1, got {self.kept}",
         )
 
 
