@@ -9,15 +9,16 @@ import random
 
 import pytest
 
+from openafm.core.config import ConfigError
 from openafm.data.drawing.camera import CONDITIONS, Geometry, draw_geometry, shoot
 from openafm.data.drawing.canvas import Canvas
 from openafm.data.drawing.corpus import draw_document
-from openafm.data.drawing.flyers import generator
+from openafm.data.drawing.flyers import FlyersConfig, generator
 from openafm.data.drawing.flyers.designs import DESIGNS
 from openafm.data.drawing.flyers.generator import FlyerGenerator
 from openafm.data.drawing.fonts import FontMissingError, fonts_for
 from openafm.data.images.documents import Region
-from openafm.data.synthetic.announcements import draw_announcement
+from openafm.data.synthetic.announcements import draw_announcement, with_random_words
 from openafm.data.synthetic.languages import LANGUAGES
 
 flyers = FlyerGenerator()
@@ -103,6 +104,35 @@ def test_questions_have_the_event_in_the_form_of_the_text_corpus():
         question.kind for question in drawn.questions
     }
     json.dumps(drawn.log)
+
+
+@pytest.mark.parametrize("language", ["en", "tr", "zh-Hans"])
+def test_random_words_have_the_places_and_letters_of_the_names_that_they_replace(language):
+    rng = random.Random(1)
+    content = draw_announcement(rng, language, "train")
+    drawn = with_random_words(rng, content)
+    assert drawn.title != content.title
+    assert (drawn.event["title"], drawn.event["location"]) == (drawn.title, drawn.place)
+    assert {field: drawn.event[field] for field in ("date", "time")} == {
+        field: content.event[field] for field in ("date", "time")
+    }
+    for before, after in [(content.title, drawn.title), *zip(content.lines, drawn.lines, strict=True)]:
+        assert len(after) == len(before)
+        assert [char for char in after if not char.isalpha()] == [char for char in before if not char.isalpha()]
+    assert set(drawn.all_text.lower()) <= set(content.all_text.lower())
+
+
+def test_a_share_of_the_flyers_has_random_words():
+    mixed = FlyersConfig(random_share=0.5).build()
+    found = [mixed.draw(random.Random(seed), "en", "train") for seed in range(8)]
+    written = [draw_announcement(random.Random(seed), "en", "train").title for seed in range(8)]
+    unchanged = sum(title == drawn.log["event"]["title"] for title, drawn in zip(written, found, strict=True))
+    assert 1 <= unchanged <= 7
+    for drawn in found:
+        assert list(flyers.check(drawn)) == []
+        assert drawn.log["event"]["title"] in drawn.transcription
+    with pytest.raises(ConfigError, match="random_share is a share from 0 to 1, got 2"):
+        FlyersConfig(random_share=2)
 
 
 def test_splits_share_no_design_font_or_condition():

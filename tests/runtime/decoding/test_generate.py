@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -23,9 +24,12 @@ from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.engines.base import ContextWindowError, Engine, Sequence, SequenceError, TokenError
 from openafm.runtime.engines.torch_engine import TorchEngine
-from openafm.tokenizer.bpe import SPECIAL_TOKENS
+from openafm.tokenizer.bpe import SPECIAL_TOKEN_IDS, SPECIAL_TOKENS
+from openafm.tokenizer.conversation import ToolDefinition
+from openafm.tokenizer.tool_calls import tool_calls_schema
 
 STOP = SPECIAL_TOKENS.turn_end
+CALLS = SPECIAL_TOKEN_IDS["<|tool_calls|>"]
 CONTEXT_LENGTH = 1400
 COMPILER = GrammarCompiler(TOKENIZER)
 EVENT = {
@@ -292,3 +296,44 @@ def test_dropping_a_generation_restores_the_sequence_immediately(engine: Countin
         gc.enable()
     gc.collect()
     assert list(sequence.tokens) == [7, 8]
+
+
+class OpeningEngine(TorchEngine):
+    """Gives tool calls a probability after a prompt, and three texts equal shares of the rest."""
+
+    probability = 0.0
+
+    def forward(self, chunks: List[TokenChunk]) -> list[np.ndarray]:
+        logits = super().forward(chunks)
+        for logits_V in logits:
+            logits_V[:] = -40
+            texts = [TOKENIZER.encode(text)[0] for text in "abc"]
+            logits_V[..., [CALLS, *texts]] = np.log([self.probability, *[(1 - self.probability) / 3] * 3])
+        return logits
+
+
+@pytest.mark.parametrize(("probability", "calls"), [(0.3, False), (0.49, False), (0.51, True)])
+def test_greedy_answers_call_tools_if_calls_are_likelier_than_all_texts(probability: float, calls: bool) -> None:
+    engine = OpeningEngine(decoder())
+    engine.probability = probability
+    tool = ToolDefinition(name="ring", description="Rings.", parameters={"type": "object", "properties": {}})
+    schema = tool_calls_schema([tool])
+
+    def first(grammar: Grammar, sampling: SamplingConfig) -> int:
+        with contextlib.closing(
+            generate(
+                engine,
+                engine.new_sequence(),
+                PROMPT,
+                sampling=sampling,
+                stop_tokens=[STOP],
+                max_tokens=1,
+                grammar=grammar,
+            )
+        ) as generation:
+            return next(generation).token
+
+    assert (first(COMPILER.answer(None, schema), GreedyConfig()) == CALLS) == calls
+    assert first(COMPILER.answer(None, schema, must_call=True), GreedyConfig()) == CALLS
+    drawn = [first(COMPILER.answer(None, schema), RandomConfig(seed=seed)) == CALLS for seed in range(60)]
+    assert abs(sum(drawn) / 60 - probability) < 0.2

@@ -104,7 +104,7 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
 
 def reading(stem: tuple[ConvolutionConfig, ...], factor: int) -> MultimodalConfig:
     if stem:
-        vision = convolutions(64, *(each.channels for each in stem))
+        vision = convolutions(64, stem)
     else:
         vision = windowed_encoder(
             image_side=64, patch_side=16, window_side=2, dim=32, num_layers=2, num_heads=4, mlp_dim=64, num_global_layers=1
@@ -144,7 +144,7 @@ def test_tokens_of_letters_in_full_precision_and_with_vision_in_8_bits(in_8_bits
     with pytest.raises(BundleError, match="a view of 64 pixels has 16 tokens, not 9"):
         LazyVisionTower(bundle, 1, None).encode(views(1, 64), 9)
     for name, damaged in (
-        ("adapter.scale_before_ND", np.ones((8, 1), np.float32)),
+        ("adapter.scale_before_PND", np.ones((1, 8, 1), np.float32)),
         ("adapter.letters.weight", None),
         ("adapter.letters.weight", np.ones((NUM_CLASSES, 12), np.float32)),  # of one cell, not two
     ):

@@ -79,7 +79,7 @@ def test_what_learns_from_letters_gets_no_gradient_of_texts() -> None:
     of_letters = [*model.vision.parameters(), *model.adapter.letters.parameters()]
     objective(model, batch_of([], with_text=True)).total.backward()
     assert all(weight.grad is not None and not weight.grad.any() for weight in of_letters)
-    for scale in (model.adapter.scale_ND, model.adapter.scale_before_ND):
+    for scale in (model.adapter.scale_ND, model.adapter.scale_before_PND):
         assert scale.grad is not None
     assert model.adapter.scale_ND.grad.any()
     both = objective(model, batch_of(LETTERS, with_text=True))
@@ -99,7 +99,7 @@ def test_scales_of_letters_have_no_weight_decay() -> None:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
     assert torch.equal(model.adapter.scale_ND, torch.ones_like(model.adapter.scale_ND))
-    assert torch.equal(model.adapter.scale_before_ND.abs(), torch.ones_like(model.adapter.scale_ND))
+    assert torch.equal(model.adapter.scale_before_PND.abs(), torch.ones_like(model.adapter.scale_before_PND))
 
 
 def test_what_learns_from_nothing_stays_as_it_is() -> None:

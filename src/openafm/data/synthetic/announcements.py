@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import random
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from openafm.data.synthetic.calendar import CalendarPhrases, Phrase, draw_reference_day
 from openafm.data.synthetic.languages import Split
@@ -81,6 +82,31 @@ def draw_announcement(rng: random.Random, language: str, split: Split) -> Announ
         free=texts.draw(rng, "free"),
         host=_short(rng, texts, "host", values, _LONGEST_LINE),
         lines=texts.draw_several(rng, "line", rng.randint(1, 5), values),
+    )
+
+
+def with_random_words(rng: random.Random, content: Announcement) -> Announcement:
+    """Return an announcement whose title, place, host and lines have random words, of the letters that it has.
+
+    A model has to see such words, and memorizes names that make sense from a few thousand flyers.
+    """
+    letters = sorted({char.lower() for char in content.all_text if char.isalpha() and len(char.lower()) == 1})
+
+    def random_word(match: re.Match[str]) -> str:
+        word = "".join(rng.choices(letters, k=len(match[0])))
+        return word.upper() if match[0].isupper() else word.capitalize() if match[0][0].isupper() else word
+
+    def randomized(text: str) -> str:
+        return re.sub(r"[^\W\d_]+", random_word, text)
+
+    title, place = randomized(content.title), randomized(content.place)
+    return replace(
+        content,
+        title=title,
+        place=place,
+        event={**content.event, "title": title, "location": place},
+        host=randomized(content.host),
+        lines=tuple(map(randomized, content.lines)),
     )
 
 

@@ -1,7 +1,7 @@
 """An adapter whose image tokens have the embeddings of their letters; see `LettersAdapterConfig`.
 
 Shapes: B images, Y and X patches of a side, V encoder dim, D decoder dim, E tokens of the decoder, T image tokens of a side,
-F factor, N cells of a patch or of a token, K classes, L letters.
+F factor, N cells of a patch or of a token, K classes, L letters, P tokens to the left of another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LettersAdapter(BaseVisionAdapter):
         rows, columns = config.cells
         self.letters = Linear(vision_dim, rows * columns * NUM_CLASSES, bias=True)
         self.scale_ND = nn.Parameter(torch.empty(config.cells_of_token, decoder_dim))
-        self.scale_before_ND = nn.Parameter(torch.empty(config.cells_of_token, decoder_dim))
+        self.scale_before_PND = nn.Parameter(torch.empty(config.num_before, config.cells_of_token, decoder_dim))
         if not self.scale_ND.is_meta:
             self.initialize(seed)
 
@@ -40,8 +40,9 @@ class LettersAdapter(BaseVisionAdapter):
         letters_BYXND = probabilities_BYXNK[..., 1 : 1 + len(table_KD)] @ table_KD
         letters_BTTND = by_token(letters_BYXND, factor).flatten(3, 5)  # the cells of a token together
         empty_BTT = by_token(probabilities_BYXNK[..., NO_LETTER], factor).flatten(3).prod(3)
-        before_BTTD = _last_before((letters_BTTND * self.scale_before_ND).sum(3), empty_BTT)
-        tokens_BTTD = (letters_BTTND * self.scale_ND).sum(3) + before_BTTD
+        tokens_BTTD = (letters_BTTND * self.scale_ND).sum(3)
+        for number, scale_ND in enumerate(self.scale_before_PND):
+            tokens_BTTD = tokens_BTTD + _before((letters_BTTND * scale_ND).sum(3), empty_BTT, number)
         return tokens_BTTD.flatten(1, 2).to(states.patches_BYXD.dtype)
 
     def letter_logits(self, states: VisionStates, image_L: Tensor, row_L: Tensor, column_L: Tensor) -> Tensor:
@@ -52,13 +53,13 @@ class LettersAdapter(BaseVisionAdapter):
         return logits_LNK[torch.arange(len(cell_L), device=cell_L.device), cell_L]
 
     def initialize(self, seed: int) -> None:
-        """Draw initial weights. Random signs make the letters to the left of a token differ from its own."""
+        """Draw initial weights. Random signs make the letters to the left of a token differ from its own and each other."""
         generator = torch.Generator(device=self.scale_ND.device).manual_seed(seed)
         self.letters.initialize(generator)
         nn.init.ones_(self.scale_ND)
         with torch.no_grad():
-            signs_D = torch.empty_like(self.scale_before_ND[0]).bernoulli_(generator=generator) * 2 - 1
-            self.scale_before_ND.copy_(signs_D.expand_as(self.scale_before_ND))
+            signs_P1D = torch.empty_like(self.scale_before_PND[:, :1]).bernoulli_(generator=generator) * 2 - 1
+            self.scale_before_PND.copy_(signs_P1D.expand_as(self.scale_before_PND))
 
     def _logits(self, patches_V: Tensor) -> Tensor:
         """Return the logits of the classes in the cells of patches, [..., N, K]."""
@@ -66,14 +67,17 @@ class LettersAdapter(BaseVisionAdapter):
         return logits_NK
 
 
-def _last_before(letters_BTTD: Tensor, empty_BTT: Tensor) -> Tensor:
-    """Return, for each token, the letters of the nearest token to its left that is not empty, [B, T, T, D].
+def _before(letters_BTTD: Tensor, empty_BTT: Tensor, number: int) -> Tensor:
+    """Return, for each token, the letters of another token to its left, [B, T, T, D].
 
-    `empty_BTT` are the probabilities of tokens to have no letter.
+    That is the nearest one that has letters, for number 0, the one before that for 1, and so on. `empty_BTT` are the
+    probabilities of tokens to have no letter.
     """
-    before_BTD = torch.zeros_like(letters_BTTD[:, :, 0])
-    found = [before_BTD]
+    nearest = [torch.zeros_like(letters_BTTD[:, :, 0])] * (number + 1)
+    found = [nearest[-1]]
     for letters_BTD, empty_BT in zip(letters_BTTD[:, :, :-1].unbind(2), empty_BTT[:, :, :-1].unbind(2), strict=True):
-        before_BTD = letters_BTD + empty_BT[..., None] * before_BTD
-        found.append(before_BTD)
+        empty_BT1 = empty_BT[..., None]
+        shifted = [letters_BTD, *((1 - empty_BT1) * each_BTD for each_BTD in nearest[:-1])]
+        nearest = [new_BTD + empty_BT1 * old_BTD for new_BTD, old_BTD in zip(shifted, nearest, strict=True)]
+        found.append(nearest[-1])
     return torch.stack(found, 2)

@@ -19,16 +19,18 @@ class LettersAdapterConfig(PatchGroupsConfig):
     """Image tokens made of the letters in them, which the objective `ReadingConfig` teaches by place.
 
     A linear layer gives the probabilities of the classes of letters in each cell of a patch. A token of `factor` x `factor`
-    patches is the sum of the decoder's embeddings of its letters, expected and scaled by cell, and of those of the last
-    token before it in the row that has letters, with scales of their own. So a decoder that has written a letter finds the
-    next. A decoder of 1 M parameters learns to transcribe from these tokens, and not from learned ones (docs/benchmarks.md,
-    Transcribing). Not in the report.
+    patches is the sum of the decoder's embeddings of its letters, expected and scaled by cell, and of those of the nearest
+    `num_before` tokens to its left in the row that have letters, each with scales of its own. So a decoder that has written
+    some letters finds the next. A decoder of 1 M parameters learns to transcribe from these tokens, and not from learned
+    ones (docs/benchmarks.md, Transcribing). Not in the report.
     """
 
     patch_side: int = 8
+    num_before: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require(self.num_before >= 1, f"num_before is 1 or more, got {self.num_before}")
         self.require(
             self.patch_side > 0 and self.patch_side % math.lcm(*CELL) == 0,
             f"patches of {self.patch_side} pixels do not divide into cells of {CELL[0]} x {CELL[1]} pixels",
@@ -53,7 +55,8 @@ class LettersAdapterConfig(PatchGroupsConfig):
         )
 
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
-        return (vision_dim + 1) * math.prod(self.cells) * NUM_CLASSES + 2 * self.cells_of_token * decoder_dim
+        scales = (1 + self.num_before) * self.cells_of_token * decoder_dim
+        return (vision_dim + 1) * math.prod(self.cells) * NUM_CLASSES + scales
 
     def layer_flops(self, vision: VisionConfig, num_tokens: int) -> float:
         """Return the operations of the forward pass of the layer that classifies letters."""

@@ -75,24 +75,26 @@ def rw_vitdet_micro() -> VisionConfig:
 
 def reader_nano() -> VisionConfig:
     """Return a small encoder for reading: convolutions alone, 448 pixels."""
-    return convolutions(448, 32, 64, 64, 64, 96)
+    first = (ConvolutionConfig(channels=32, kernel_side=5, stride=2), ConvolutionConfig(channels=64, stride=2))
+    further = (ConvolutionConfig(channels=128, stride=2), *[ConvolutionConfig(channels=128)] * 3)
+    return convolutions(448, (*first, ConvolutionConfig(channels=64), *further))
 
 
 def reader_micro() -> VisionConfig:
     """Return the smallest encoder for reading, for tests and for trying a recipe: convolutions alone, 168 pixels."""
-    return convolutions(168, 8, 16, 16)
+    return convolutions(168, stem(8, 16, 16))
 
 
-def convolutions(image_side: int, *channels: int) -> VisionConfig:
+def convolutions(image_side: int, stem: tuple[ConvolutionConfig, ...]) -> VisionConfig:
     """Return an encoder without layers, whose patches are the outputs of a stem."""
     return VisionConfig(
         image_side=image_side,
         patch_side=8,
-        dim=channels[-1],
+        dim=stem[-1].channels,
         layers=(),
         num_registers=0,
         final_norm=False,
-        stem=stem(*channels),
+        stem=stem,
     )
 
 

@@ -1,6 +1,6 @@
 """A compact decoder with vision that reads flyers into events: it learns letters, then to transcribe, then to answer.
 
-Pages of random words are part of the data, since from texts that make sense the model learns the texts, and does not look.
+Random words are part of the data, since from texts that make sense the model learns the texts, and does not look.
 The report has no such stages. They are the one narrow skill that a model of this size may learn: `benchmarks/flyers.py`
 compares it with tesseract and regular expressions. The encoder is convolutions alone, and its image tokens are made of the
 letters in them (`LettersAdapterConfig`): a token for each 16 pixels (micro: 24) holds few letters. The vocabulary is that of
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from openafm.data.drawing.flyers import FlyersConfig
 from openafm.data.drawing.words import WordsConfig
 from openafm.data.images.packing import Learned
 from openafm.data.images.resolution import ResolutionConfig
@@ -28,6 +29,7 @@ from openafm.training.budgets import TokenBudget
 from openafm.training.config import EvaluationConfig, TrainerConfig
 from openafm.training.objectives.config import ReadingConfig
 from openafm.training.optimizer_config import AdamWConfig
+from openafm.training.precision_config import DevicePrecisionConfig, Float32Config, PrecisionConfig
 from openafm.training.schedules import WarmupCosine
 
 READER_RESOLUTIONS = {
@@ -46,10 +48,13 @@ PAGES = {
 large letters; with large pages alone this takes far longer (docs/benchmarks.md, Transcribing)."""
 ADAPTERS = {"micro": LettersAdapterConfig(factor=3), "nano": LettersAdapterConfig(factor=2)}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
+PRECISIONS: dict[str, PrecisionConfig] = {"micro": Float32Config(), "nano": DevicePrecisionConfig()}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
 VOCABULARY = NUM_SPECIAL_TOKENS + NUM_BYTE_TOKENS
 """Without merges: a model that reads letters has to spell."""
 KINDS = ("flyers", "signs")
+RANDOM_SHARE = 0.6
+"""Share of the flyers of training with random words: with names alone the decoder memorizes those of the flyers."""
 LANGUAGES = ("en",)
 
 
@@ -106,6 +111,7 @@ def _run(
             # Without weight decay, a stage leaves the weights alone that it has no loss for.
             optimizer=AdamWConfig(learning_rate=2e-3, weight_decay=0.0),
             num_threads=1,
+            precision=PRECISIONS[size],
             schedule=WarmupCosine(),
             evaluation=EvaluationConfig(
                 data=one_source(tested, rows_per_step=2, row_tokens=ROW_TOKENS[size]), every_steps=200
@@ -124,7 +130,11 @@ def _corpus(source: str, size: str, texts: tuple[Learned, ...]) -> DrawnCorpusCo
 
 def _english(name: str, size: str, learn: tuple[Learned, ...], *, held_out: bool = False) -> DrawnCorpusConfig:
     corpus = drawn(name, size, KINDS, learn, resolution=READER_RESOLUTIONS[size], held_out=held_out)
-    return replace(corpus, drawing=replace(corpus.drawing, languages=LANGUAGES))
+    generators = tuple(
+        replace(each, random_share=RANDOM_SHARE) if isinstance(each, FlyersConfig) and not held_out else each
+        for each in corpus.drawing.generators
+    )
+    return replace(corpus, drawing=replace(corpus.drawing, generators=generators, languages=LANGUAGES))
 
 
 def _words(name: str, size: str, page: WordsConfig, learn: tuple[Learned, ...]) -> DrawnCorpusConfig:

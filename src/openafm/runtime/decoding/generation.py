@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
 from openafm.runtime.decoding.grammar import Grammar
-from openafm.runtime.decoding.logits import LogitsProcessor
+from openafm.runtime.decoding.logits import LikelyCalls, LogitsProcessor
 from openafm.runtime.decoding.matcher import Matcher
 from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps, roll_back_to
 from openafm.runtime.decoding.prefill import prefill as prefill
-from openafm.runtime.decoding.sampling import SamplingConfig
+from openafm.runtime.decoding.sampling import GreedyConfig, SamplingConfig
 from openafm.runtime.decoding.speculation import Drafter, Drafting, Lookahead
 from openafm.runtime.decoding.steps import Step, compute
 from openafm.runtime.engines.base import ContextWindowError, Engine, InsertedEmbeddings, Sequence, TokenError
@@ -148,9 +148,16 @@ def generate(
         log_probabilities=log_probabilities,
         closes=closes,
         inserted=tuple(inserted),
-        processors=tuple(processors),
+        processors=(*processors, *_choice_of_calls(grammar, sampling)),
     )
     return Generation(options)
+
+
+def _choice_of_calls(grammar: Grammar | None, sampling: SamplingConfig) -> tuple[LogitsProcessor, ...]:
+    """Return what keeps greedy answers from beginning with calls that are less likely than all texts together."""
+    if grammar is None or grammar.calls_token is None or not isinstance(sampling, GreedyConfig):
+        return ()
+    return (LikelyCalls(grammar.calls_token),)
 
 
 class Generation(Iterator[TokenEvent]):

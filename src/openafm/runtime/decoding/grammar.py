@@ -94,16 +94,18 @@ class GrammarCompiler:
         kind = "calls" if must_call else "answer_or_calls"
         syntax = self._template.calls_syntax(self._tokenizer, calls_schema)
         most = calls_schema.get("maxItems")
-        return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, syntax, must_call, most))
+        calls_token = None if must_call else next(iter(self._template.tool_calls_prompt(self._tokenizer)), None)
+        source = functools.partial(_calls_grammar, schema, syntax, must_call, most)
+        return self._compiled(kind, [schema, calls_schema], source, calls_token)
 
-    def _compiled(self, kind: str, schema: Any, source: Callable[[], str]) -> Grammar:
+    def _compiled(self, kind: str, schema: Any, source: Callable[[], str], calls_token: int | None = None) -> Grammar:
         key = (kind, json.dumps(schema))
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
         matcher = _compiled_matcher(self._ll_tokenizer, source())
-        grammar = Grammar(matcher, self._tokenizer.vocab_size, self._stop, self._closer)
+        grammar = Grammar(matcher, self._tokenizer.vocab_size, self._stop, self._closer, calls_token)
         with self._lock:
             self._cache[key] = grammar
             if len(self._cache) > self._cache_size:
@@ -140,11 +142,21 @@ def _compiled_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 
 class Grammar:
-    """A compiled grammar. `matcher` starts an answer; `stop_token` ends every answer."""
+    """A compiled grammar. `matcher` starts an answer; `stop_token` ends every answer.
 
-    def __init__(self, matcher: AnyMatcher, vocab_size: int, stop_token: int, closer: Closer | None = None) -> None:
+    `calls_token` begins an answer with tool calls, where it may also be something else.
+    """
+
+    def __init__(
+        self,
+        matcher: AnyMatcher,
+        vocab_size: int,
+        stop_token: int,
+        closer: Closer | None = None,
+        calls_token: int | None = None,
+    ) -> None:
         self._matcher, self._vocab_size, self.stop_token = matcher, vocab_size, stop_token
-        self._closer = closer
+        self._closer, self.calls_token = closer, calls_token
         self._first_ends: FirstEnds = {}
 
     def matcher(self, max_tokens: int | None = None) -> Matcher:

@@ -60,6 +60,23 @@ class RepetitionPenalty(LogitsProcessor):
         logits_V[tokens] = np.where(seen > 0, seen / self._penalty, seen * self._penalty)
 
 
+class LikelyCalls(LogitsProcessor):
+    """Let an answer begin with tool calls only if these have at least half of the probability.
+
+    Calls begin with one token, texts with many: to the most likely token alone, calls of 0.2 are likelier than texts of 0.8.
+    """
+
+    def __init__(self, calls_token: int) -> None:
+        self._calls_token = calls_token
+
+    def process(self, logits_V: NDArray[np.float32], answer: Sequence[int]) -> None:
+        if answer:
+            return
+        weights_V = np.exp(logits_V - logits_V.max())
+        if 2 * weights_V[self._calls_token] < weights_V.sum():
+            logits_V[self._calls_token] = -np.inf
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """A token and its natural log probability."""

@@ -3,7 +3,7 @@
 Shapes: V views, Y and X pixels or patches of a side, N windows of W patches, R registers, T tokens of a view, S tokens that
 attend to each other, H heads, C head dim, D encoder dim, E values of a patch, L tokens of the decoder, M its dim,
 K taps of a side of a convolution, I its inputs for one output, O its outputs. Of letters: P cells of a view, K classes,
-N cells of a token, F patches of a token's side, C cells of a patch, E any values.
+N cells of a token, F patches of a token's side, C cells of a patch, B tokens to the left of another, E any values.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class VisionTower:
         for name, expected in (
             ("letters.weight", (math.prod(adapter.cells) * NUM_CLASSES, self._vision.dim)),
             ("scale_ND", scales),
-            ("scale_before_ND", scales),
+            ("scale_before_PND", (adapter.num_before, *scales)),
         ):
             found = self._weights[f"adapter.{name}"].shape
             if found != expected:
@@ -272,14 +272,16 @@ class VisionTower:
         probabilities_PK = exponentials_PK / exponentials_PK.sum(-1, keepdims=True)
         letters_TTNM = self._by_token(config, probabilities_PK[:, 1 : 1 + len(table_KM)] @ table_KM, tokens_side)
         empty_TT1 = self._by_token(config, probabilities_PK[:, NO_LETTER, None], tokens_side).prod(2)
-        tokens_TTM, own_TTM = (
-            np.einsum("yxnm,nm->yxm", letters_TTNM, self._weights[f"adapter.{name}"])
-            for name in ("scale_ND", "scale_before_ND")
-        )
-        before_TM = np.zeros_like(own_TTM[:, 0])
+        tokens_TTM = np.einsum("yxnm,nm->yxm", letters_TTNM, self._weights["adapter.scale_ND"])
+        before_BTTM = np.einsum("yxnm,bnm->byxm", letters_TTNM, self._weights["adapter.scale_before_PND"])
+        nearest = [np.zeros((number + 1, *before_BTTM.shape[1::2]), np.float32) for number in range(config.num_before)]
         for column in range(1, tokens_side):
-            before_TM = own_TTM[:, column - 1] + empty_TT1[:, column - 1] * before_TM
-            tokens_TTM[:, column] += before_TM
+            empty_T1 = empty_TT1[:, column - 1]
+            for number, letters_TTM in enumerate(before_BTTM):
+                # [0] are the letters of the nearest token to the left that has some, [1] of the one before that, ...
+                shifted_BTM = np.concatenate([letters_TTM[None, :, column - 1], (1 - empty_T1) * nearest[number][:-1]])
+                nearest[number] = shifted_BTM + empty_T1 * nearest[number]
+                tokens_TTM[:, column] += nearest[number][-1]
         return tokens_TTM.reshape(tokens_side**2, -1)
 
     def _by_token(self, config: LettersAdapterConfig, values_PE: Floats, tokens_side: int) -> Floats:

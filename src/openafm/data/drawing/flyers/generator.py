@@ -15,7 +15,7 @@ from openafm.data.drawing.flyers.sheet import Block, NoRoomError, Sheet, draw_pa
 from openafm.data.drawing.fonts import Font, FontMissingError, fonts_for
 from openafm.data.images.documents import Box, Question, Region
 from openafm.data.images.grounding import box_text
-from openafm.data.synthetic.announcements import Announcement, draw_announcement
+from openafm.data.synthetic.announcements import Announcement, draw_announcement, with_random_words
 from openafm.data.synthetic.reference import draw_reference, event_instructions, event_instructions_today_only, fill
 from openafm.data.synthetic.text_files.posters import poster_texts
 from openafm.tokenizer.schema_text import compact_json
@@ -30,9 +30,14 @@ _LONGEST_READ = 40
 class FlyerGenerator(Generator):
     """Draws flyers; design, fonts, words and camera conditions of the two splits are disjoint."""
 
+    def __init__(self, random_share: float = 0.0) -> None:
+        self._random_share = random_share
+
     def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
         for _ in range(_TRIES):
             content = draw_announcement(rng, language, split)
+            if self._random_share and rng.random() < self._random_share:
+                content = with_random_words(rng, content)
             design = draw_design(rng, split)
             fonts = draw_fonts(rng, language, split, content.all_text)
             sheet = Sheet(*rng.choice(design.formats), draw_palette(rng), fonts, rng)

@@ -17,6 +17,7 @@ from openafm.data.synthetic.schemas import PropertyDraft, object_schema, styled
 from openafm.data.synthetic.styles import restyle
 from openafm.data.synthetic.tasks.forms import FieldValues, value_schema
 from openafm.data.synthetic.tasks.messages import Distractors
+from openafm.data.synthetic.tasks.tool_names import draw_name
 from openafm.data.synthetic.text_files.catalogs import CatalogSplit, ToolFrames, catalog_of
 from openafm.data.synthetic.text_files.frames import frames_of
 from openafm.data.synthetic.text_files.source_text import Frame
@@ -24,7 +25,7 @@ from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall
 from openafm.tokenizer.schema_text import compact_json
 
 _NO_CALL_SHARE, _PARALLEL_SHARE, _SERIAL_SHARE, _MORE_SHARE = 0.3, 0.12, 0.06, 0.08
-_MOST_FURTHER = 3  # rounds of a conversation of training
+_MOST_FURTHER = 9  # rounds of a conversation of training
 _NO_INSTRUCTIONS_SHARE, _PLAIN_ANSWER_SHARE, _WRAPPED_SHARE = 0.2, 0.5, 0.15
 _NUM_TOOLS = ((1, 2, 3, 4, 5, 6, 8), (3, 4, 5, 5, 4, 2, 1))
 _STYLES = ("snake", "snake", "snake", "camel", "pascal", "kebab")
@@ -49,7 +50,7 @@ class Request:
 
 
 def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer, in training up to four."""
+    """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer, in training up to ten."""
     return _ToolConversation(rng, language, split).turns()
 
 
@@ -63,7 +64,11 @@ class _ToolConversation:
         self._today = draw_reference_day(rng)
         chosen = _draw_tools(rng, self._catalog.tools, rng.choices(*_NUM_TOOLS)[0])
         style = rng.choice(_STYLES)
-        self._tools = [_define(rng, tool, style) for tool in chosen]
+        names = [tool.name for tool in chosen]
+        if split == "train":
+            names = [draw_name(rng, name, names) for name in names]
+            names = names if len(set(names)) == len(names) else [tool.name for tool in chosen]
+        self._tools = [_define(rng, tool, name, style) for tool, name in zip(chosen, names, strict=True)]
 
     def turns(self) -> tuple[Turn, ...]:
         rng = self._rng
@@ -243,15 +248,15 @@ def _draw_tools(rng: random.Random, tools: Sequence[ToolFrames], count: int) -> 
     return drawn
 
 
-def _define(rng: random.Random, tool: ToolFrames, style: str) -> DefinedTool:
-    name = styled(tool.name, style)
+def _define(rng: random.Random, tool: ToolFrames, words: str, style: str) -> DefinedTool:
+    name = styled(words, style)
     properties = []
     for field in tool.parameters:
         schema = value_schema(rng, field.kind)
         if field.description and rng.random() < 0.3:
             schema["description"] = field.description
         properties.append(PropertyDraft(field.name, schema, "omitted" if field.is_optional else "never"))
-    title = rng.choice(_TITLES).format(styled(tool.name, "pascal"))
+    title = rng.choice(_TITLES).format(styled(words, "pascal"))
     description = _imperative(tool.description) if rng.random() < _IMPERATIVE_SHARE else tool.description
     definition = ToolDefinition(name=name, description=description, parameters=object_schema(title, properties))
     return DefinedTool(tool, definition)
