@@ -297,6 +297,7 @@ def random_answer(grammar: Grammar, family: str, seed: int) -> list[int]:
 def test_random_logits_give_calls_that_can_be_parsed(family: str) -> None:
     template, tokenizer = TEMPLATE[family], TOKENIZERS[family]
     compiler, calls = GrammarCompiler(tokenizer, template), tool_calls_schema((WEATHER, GROW))
+    assert compiler.answer(calls_schema=calls).likely_calls is None  # greedy answers are those of transformers
     for seed in range(15):
         turn = template.parse_assistant(
             tokenizer, random_answer(compiler.answer(calls_schema=calls, must_call=True), family, seed)

@@ -19,10 +19,10 @@ from openafm.models.vision.letters_adapter import LettersAdapter
 from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal import MultimodalDecoder, with_eyes
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.models.vision.sizes import convolutions, stem, windowed_encoder
+from openafm.models.vision.sizes import convolutions, stem_of, windowed_encoder
 from openafm.recipes.catalog import build_run
 
-CONVOLUTIONS = convolutions(64, stem(8, 12))
+CONVOLUTIONS = convolutions(64, stem_of(8, 12))
 LAYERS = windowed_encoder(
     image_side=64, patch_side=16, window_side=2, dim=16, num_layers=2, num_heads=2, mlp_dim=24, num_global_layers=1
 )
@@ -131,6 +131,8 @@ def test_texts_train_the_layer_of_letters_and_the_scales() -> None:
     for weight in (adapter.letters.weight, adapter.scale_ND, adapter.scale_before_PND, model.embedding):
         assert weight.grad is not None
         assert weight.grad.abs().sum() > 0
+    assert adapter.scale_before_PND.grad is not None
+    assert adapter.scale_before_PND.grad.flatten(1).any(1).all()
 
 
 def test_configs_are_checked() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from openafm.core.config import ConfigError
 from openafm.models.vision.config import ConvolutionConfig, VisionConfig, VisionLayerConfig
-from openafm.models.vision.sizes import convolutions, encoder_of, stem
+from openafm.models.vision.sizes import convolutions, encoder_of, stem_of
 from openafm.models.vision.stem import Stem
 
 EPS = 1e-6
@@ -67,7 +67,7 @@ def test_patches_divide_into_strides() -> None:
 
 
 def test_an_encoder_without_layers_is_its_convolutions() -> None:
-    config = convolutions(32, stem(8, 12))
+    config = convolutions(32, stem_of(8, 12))
     encoder, pixels = config.build(seed=2), torch.randint(0, 256, (2, 32, 32, 3), dtype=torch.uint8)
     with torch.no_grad():
         states = encoder(pixels)
@@ -87,6 +87,6 @@ def test_an_encoder_without_layers_is_its_convolutions() -> None:
 )
 def test_an_encoder_without_layers_has_nothing_but_convolutions(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"has patches of its stem's stride \(8\) and dim \(12\)"):
-        replace(convolutions(32, stem(8, 12)), **change)
+        replace(convolutions(32, stem_of(8, 12)), **change)
     with pytest.raises(ConfigError, match="needs a stem or at least one layer"):
-        replace(convolutions(32, stem(8, 12)), stem=())
+        replace(convolutions(32, stem_of(8, 12)), stem=())

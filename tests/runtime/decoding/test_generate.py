@@ -45,6 +45,8 @@ EVENT = {
     "additionalProperties": False,
 }
 PROMPT = TOKENIZER.encode("the meeting starts at noon")
+TOOL = ToolDefinition(name="ring", description="Rings.", parameters={"type": "object", "properties": {}})
+CALLS_SCHEMA = tool_calls_schema([TOOL])
 
 
 class CountingEngine(TorchEngine):
@@ -299,41 +301,54 @@ def test_dropping_a_generation_restores_the_sequence_immediately(engine: Countin
 
 
 class OpeningEngine(TorchEngine):
-    """Gives tool calls a probability after a prompt, and three texts equal shares of the rest."""
+    """Gives tool calls a probability after a prompt, texts and JSON the rest, and an unused row of the model most of all."""
 
-    probability = 0.0
+    calls = 0.0
+    json = 0.05
 
     def forward(self, chunks: List[TokenChunk]) -> list[np.ndarray]:
         logits = super().forward(chunks)
+        openings = [CALLS, *(TOKENIZER.encode(text)[0] for text in ("a", "b", "{")), TOKENIZER.vocab_size + 2]
+        texts = (1 - self.calls - self.json) / 2
         for logits_V in logits:
             logits_V[:] = -40
-            texts = [TOKENIZER.encode(text)[0] for text in "abc"]
-            logits_V[..., [CALLS, *texts]] = np.log([self.probability, *[(1 - self.probability) / 3] * 3])
+            logits_V[..., openings] = np.log([self.calls, texts, texts, self.json, 9])
         return logits
 
 
-@pytest.mark.parametrize(("probability", "calls"), [(0.3, False), (0.49, False), (0.51, True)])
+def opening(engine: Engine, grammar: Grammar, sampling: SamplingConfig, **values: object) -> int:
+    """Return the first token of an answer."""
+    with contextlib.closing(
+        generate(
+            engine,
+            engine.new_sequence(),
+            PROMPT,
+            sampling=sampling,
+            stop_tokens=[STOP],
+            max_tokens=1,
+            grammar=grammar,
+            **values,
+        )
+    ) as generation:
+        return next(generation).token
+
+
+@pytest.mark.parametrize(("probability", "calls"), [(0.4, False), (0.49, False), (0.51, True)])
 def test_greedy_answers_call_tools_if_calls_are_likelier_than_all_texts(probability: float, calls: bool) -> None:
     engine = OpeningEngine(decoder())
-    engine.probability = probability
-    tool = ToolDefinition(name="ring", description="Rings.", parameters={"type": "object", "properties": {}})
-    schema = tool_calls_schema([tool])
-
-    def first(grammar: Grammar, sampling: SamplingConfig) -> int:
-        with contextlib.closing(
-            generate(
-                engine,
-                engine.new_sequence(),
-                PROMPT,
-                sampling=sampling,
-                stop_tokens=[STOP],
-                max_tokens=1,
-                grammar=grammar,
-            )
-        ) as generation:
-            return next(generation).token
-
-    assert (first(COMPILER.answer(None, schema), GreedyConfig()) == CALLS) == calls
-    assert first(COMPILER.answer(None, schema, must_call=True), GreedyConfig()) == CALLS
-    drawn = [first(COMPILER.answer(None, schema), RandomConfig(seed=seed)) == CALLS for seed in range(60)]
+    engine.calls = probability
+    either, must_call = COMPILER.answer(None, CALLS_SCHEMA), COMPILER.answer(None, CALLS_SCHEMA, must_call=True)
+    assert (opening(engine, either, GreedyConfig()) == CALLS) == calls
+    assert (opening(engine, either, GreedyConfig(), log_probabilities=True) == CALLS) == calls
+    assert opening(engine, must_call, GreedyConfig()) == CALLS
+    drawn = [opening(engine, either, RandomConfig(seed=seed)) == CALLS for seed in range(60)]
     assert abs(sum(drawn) / 60 - probability) < 0.2
+
+
+def test_calls_beside_json_need_no_more_than_it() -> None:
+    engine = OpeningEngine(decoder())
+    engine.calls = 0.2
+    either = COMPILER.answer(EVENT, CALLS_SCHEMA)
+    assert opening(engine, either, GreedyConfig()) == CALLS
+    engine.json = 0.3
+    assert opening(engine, either, GreedyConfig()) != CALLS

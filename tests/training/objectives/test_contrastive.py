@@ -17,7 +17,7 @@ from openafm.data.loading.batch import Batch
 from openafm.models.attention.spans import EmbeddingSpan, Span
 from openafm.models.vision.clip import contrastive_loss, sigmoid_loss
 from openafm.models.vision.multimodal_config import ClipConfig
-from openafm.models.vision.sizes import convolutions, stem
+from openafm.models.vision.sizes import convolutions, stem_of
 from openafm.recipes.catalog import build_run
 from openafm.training.objectives.config import ContrastiveConfig, SigmoidContrastiveConfig
 from openafm.training.objectives.contrastive import Contrastive, PairsError
@@ -117,7 +117,7 @@ def test_masking_changes_with_each_call_and_follows_the_seed() -> None:
 def test_convolutions_alone_have_no_masked_patches() -> None:
     trainer = build_run("vision.clip", "micro").trainer
     assert isinstance(trainer.model, ClipConfig)
-    trainer = replace(trainer, model=replace(trainer.model, vision=convolutions(112, stem(8, 16))))
+    trainer = replace(trainer, model=replace(trainer.model, vision=convolutions(112, stem_of(8, 16))))
     ContrastiveConfig().check(trainer)
     with pytest.raises(ConfigError, match=r"convolutions encode the whole image; set kept to 1, got 0\.5"):
         ContrastiveConfig(kept=0.5).check(trainer)

@@ -18,8 +18,9 @@ from openafm.models.attention.spans import ImageKey
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
+from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.models.vision.sizes import stem
+from openafm.models.vision.sizes import stem_of
 from openafm.recipes.catalog import build_run
 from openafm.training.objectives.base import image_flops
 from openafm.training.planning.chips import named_chip
@@ -42,20 +43,21 @@ def config_of(scope: WindowScopeConfig | None = None) -> MultimodalConfig:
 
 def config_with_stem() -> MultimodalConfig:
     config = config_of()
-    return replace(config, vision=replace(config.vision, stem=stem(8, 16, 16)))
+    return replace(config, vision=replace(config.vision, stem=stem_of(8, 16, 16)))
 
 
-def reader() -> MultimodalConfig:
+def reader(num_before: int = 2) -> MultimodalConfig:
     config = build_run("vision.transcribe", "micro").trainer.model
     assert isinstance(config, MultimodalConfig)
-    return config
+    assert isinstance(config.adapter, LettersAdapterConfig)
+    return replace(config, adapter=replace(config.adapter, num_before=num_before))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "config",
-    [config_of(), config_of(WindowScopeConfig()), config_with_stem(), reader()],
-    ids=["register window", "window", "convolutions", "letters"],
+    [config_of(), config_of(WindowScopeConfig()), config_with_stem(), reader(), reader(1)],
+    ids=["register window", "window", "convolutions", "letters", "letters, one token before"],
 )
 def test_what_autograd_saves_of_images(dtype: torch.dtype, config: MultimodalConfig) -> None:
     model = config.build()

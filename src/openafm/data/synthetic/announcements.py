@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from openafm.data.synthetic.calendar import CalendarPhrases, Phrase, draw_reference_day
 from openafm.data.synthetic.languages import Split
-from openafm.data.synthetic.rendering import capitalize
+from openafm.data.synthetic.rendering import capitalize, lower
 from openafm.data.synthetic.text_files.posters import PosterTexts, poster_texts
 
 # Ways to write the day, with their shares. A day without a year is the first such day after the reference day.
@@ -86,15 +86,17 @@ def draw_announcement(rng: random.Random, language: str, split: Split) -> Announ
 
 
 def with_random_words(rng: random.Random, content: Announcement) -> Announcement:
-    """Return an announcement whose title, place, host and lines have random words, of the letters that it has.
+    """Return an announcement with random words in title, place, host and lines, of letters of the announcement.
 
-    A model has to see such words, and memorizes names that make sense from a few thousand flyers.
+    Names repeat, so that a model memorizes them from a few thousand flyers; random words must be read.
     """
-    letters = sorted({char.lower() for char in content.all_text if char.isalpha() and len(char.lower()) == 1})
+    letters = sorted({lower(char, content.language) for char in content.all_text if _is_plain_letter(char)})
 
     def random_word(match: re.Match[str]) -> str:
         word = "".join(rng.choices(letters, k=len(match[0])))
-        return word.upper() if match[0].isupper() else word.capitalize() if match[0][0].isupper() else word
+        if match[0].isupper() and content.language not in NO_CAPITALS:
+            return word.upper()
+        return capitalize(word, content.language) if match[0][0].isupper() else word
 
     def randomized(text: str) -> str:
         return re.sub(r"[^\W\d_]+", random_word, text)
@@ -108,6 +110,11 @@ def with_random_words(rng: random.Random, content: Announcement) -> Announcement
         host=randomized(content.host),
         lines=tuple(map(randomized, content.lines)),
     )
+
+
+def _is_plain_letter(char: str) -> bool:
+    """Whether a letter is one letter in both cases, other than the German sharp s and ligatures."""
+    return char.isalpha() and len(char.lower()) == len(char.upper()) == 1
 
 
 def _short(rng: random.Random, texts: PosterTexts, section: str, values: dict[str, str], longest: int) -> str:

@@ -75,14 +75,20 @@ def rw_vitdet_micro() -> VisionConfig:
 
 def reader_nano() -> VisionConfig:
     """Return a small encoder for reading: convolutions alone, 448 pixels."""
-    first = (ConvolutionConfig(channels=32, kernel_side=5, stride=2), ConvolutionConfig(channels=64, stride=2))
-    further = (ConvolutionConfig(channels=128, stride=2), *[ConvolutionConfig(channels=128)] * 3)
-    return convolutions(448, (*first, ConvolutionConfig(channels=64), *further))
+    same = ConvolutionConfig(channels=128)
+    stem = (
+        ConvolutionConfig(channels=32, kernel_side=5, stride=2),
+        ConvolutionConfig(channels=64, stride=2),
+        ConvolutionConfig(channels=64),
+        ConvolutionConfig(channels=128, stride=2),
+        *(same, same, same),
+    )
+    return convolutions(448, stem)
 
 
 def reader_micro() -> VisionConfig:
     """Return the smallest encoder for reading, for tests and for trying a recipe: convolutions alone, 168 pixels."""
-    return convolutions(168, stem(8, 16, 16))
+    return convolutions(168, stem_of(8, 16, 16))
 
 
 def convolutions(image_side: int, stem: tuple[ConvolutionConfig, ...]) -> VisionConfig:
@@ -98,7 +104,7 @@ def convolutions(image_side: int, stem: tuple[ConvolutionConfig, ...]) -> Vision
     )
 
 
-def stem(*channels: int) -> tuple[ConvolutionConfig, ...]:
+def stem_of(*channels: int) -> tuple[ConvolutionConfig, ...]:
     """Return convolutions with strides of 4, 2, 1, 1, ...: an output for each 8 x 8 pixels."""
     first, second, *others = (ConvolutionConfig(channels=each) for each in channels)
     return (replace(first, kernel_side=7, stride=4), replace(second, stride=2), *others)

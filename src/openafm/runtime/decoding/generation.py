@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
 from openafm.runtime.decoding.grammar import Grammar
-from openafm.runtime.decoding.logits import LikelyCalls, LogitsProcessor
+from openafm.runtime.decoding.logits import LogitsProcessor
 from openafm.runtime.decoding.matcher import Matcher
 from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps, roll_back_to
 from openafm.runtime.decoding.prefill import prefill as prefill
@@ -123,7 +123,8 @@ def generate(
         log_probabilities: compute `TokenEvent.log_probability`.
         closes: let the grammar end a JSON answer before `max_tokens` or the context window truncates it (`Grammar.matcher`).
         inserted: embeddings that replace those of prompt tokens, by index in `prompt_tokens`.
-        processors: applied in order to the logits of each choice, before the mask. Forced tokens have no choice.
+        processors: applied in order to the logits of each choice, before the mask. Forced tokens have no choice. Greedy
+            answers with a `ChatTemplate` that may be text or tool calls have `LikelyCalls` after them.
 
     Raises:
         ContextWindowError: the prompt and one token do not fit; or, while iterating, the answer does not.
@@ -135,6 +136,8 @@ def generate(
     check_fits(engine, sequence.length + len(prompt_tokens) + 1)
     if drafter is not None:
         drafter.check_target(engine)
+    if grammar is not None and grammar.likely_calls is not None and isinstance(sampling, GreedyConfig):
+        processors = (*processors, grammar.likely_calls)
     options = _Options(
         engine=engine,
         sequence=sequence,
@@ -148,16 +151,9 @@ def generate(
         log_probabilities=log_probabilities,
         closes=closes,
         inserted=tuple(inserted),
-        processors=(*processors, *_choice_of_calls(grammar, sampling)),
+        processors=tuple(processors),
     )
     return Generation(options)
-
-
-def _choice_of_calls(grammar: Grammar | None, sampling: SamplingConfig) -> tuple[LogitsProcessor, ...]:
-    """Return what keeps greedy answers from beginning with calls that are less likely than all texts together."""
-    if grammar is None or grammar.calls_token is None or not isinstance(sampling, GreedyConfig):
-        return ()
-    return (LikelyCalls(grammar.calls_token),)
 
 
 class Generation(Iterator[TokenEvent]):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from openafm.runtime.decoding.closing import Closer
+from openafm.runtime.decoding.logits import LikelyCalls
 from openafm.runtime.decoding.matcher import FirstEnds, Matcher, first_line
 from openafm.runtime.decoding.schema_finiteness import check_finite
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
@@ -94,18 +95,24 @@ class GrammarCompiler:
         kind = "calls" if must_call else "answer_or_calls"
         syntax = self._template.calls_syntax(self._tokenizer, calls_schema)
         most = calls_schema.get("maxItems")
-        calls_token = None if must_call else next(iter(self._template.tool_calls_prompt(self._tokenizer)), None)
+        likely_calls = None
+        # Imported models decode as their authors' code does; JSON, unlike text, begins in one way.
+        if isinstance(self._template, ChatTemplate) and schema is None and not must_call:
+            (calls_token,) = self._template.tool_calls_prompt(self._tokenizer)
+            likely_calls = LikelyCalls(calls_token, self._tokenizer.vocab_size)
         source = functools.partial(_calls_grammar, schema, syntax, must_call, most)
-        return self._compiled(kind, [schema, calls_schema], source, calls_token)
+        return self._compiled(kind, [schema, calls_schema], source, likely_calls)
 
-    def _compiled(self, kind: str, schema: Any, source: Callable[[], str], calls_token: int | None = None) -> Grammar:
+    def _compiled(
+        self, kind: str, schema: Any, source: Callable[[], str], likely_calls: LikelyCalls | None = None
+    ) -> Grammar:
         key = (kind, json.dumps(schema))
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
         matcher = _compiled_matcher(self._ll_tokenizer, source())
-        grammar = Grammar(matcher, self._tokenizer.vocab_size, self._stop, self._closer, calls_token)
+        grammar = Grammar(matcher, self._tokenizer.vocab_size, self._stop, self._closer, likely_calls)
         with self._lock:
             self._cache[key] = grammar
             if len(self._cache) > self._cache_size:
@@ -144,7 +151,7 @@ def _compiled_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 class Grammar:
     """A compiled grammar. `matcher` starts an answer; `stop_token` ends every answer.
 
-    `calls_token` begins an answer with tool calls, where it may also be something else.
+    `likely_calls` is for greedy answers that may be text or tool calls.
     """
 
     def __init__(
@@ -153,10 +160,10 @@ class Grammar:
         vocab_size: int,
         stop_token: int,
         closer: Closer | None = None,
-        calls_token: int | None = None,
+        likely_calls: LikelyCalls | None = None,
     ) -> None:
         self._matcher, self._vocab_size, self.stop_token = matcher, vocab_size, stop_token
-        self._closer, self.calls_token = closer, calls_token
+        self._closer, self.likely_calls = closer, likely_calls
         self._first_ends: FirstEnds = {}
 
     def matcher(self, max_tokens: int | None = None) -> Matcher:

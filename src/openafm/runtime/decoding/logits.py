@@ -63,18 +63,20 @@ class RepetitionPenalty(LogitsProcessor):
 class LikelyCalls(LogitsProcessor):
     """Let an answer begin with tool calls only if these have at least half of the probability.
 
-    Calls begin with one token, texts with many: to the most likely token alone, calls of 0.2 are likelier than texts of 0.8.
+    Without it, greedy decoding calls a tool at 0.2 if 0.8 is spread over many first words of texts.
     """
 
-    def __init__(self, calls_token: int) -> None:
-        self._calls_token = calls_token
+    def __init__(self, calls_token: int, vocab_size: int) -> None:
+        self._calls_token, self._vocab_size = calls_token, vocab_size  # of the tokenizer; the model may have more rows
 
     def process(self, logits_V: NDArray[np.float32], answer: Sequence[int]) -> None:
-        if answer:
+        used_V = logits_V[: self._vocab_size]
+        highest = used_V.max()
+        if answer or not np.isfinite(highest):
             return
-        weights_V = np.exp(logits_V - logits_V.max())
+        weights_V = np.exp(used_V - highest)
         if 2 * weights_V[self._calls_token] < weights_V.sum():
-            logits_V[self._calls_token] = -np.inf
+            used_V[self._calls_token] = -np.inf
 
 
 @dataclass(frozen=True, slots=True)
