@@ -102,22 +102,23 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
-def reading(stem: tuple[ConvolutionConfig, ...], factor: int) -> MultimodalConfig:
+def reading(stem: tuple[ConvolutionConfig, ...], factor: int, num_before: int = 2) -> MultimodalConfig:
     if stem:
         vision = convolutions(64, stem)
     else:
         vision = windowed_encoder(
             image_side=64, patch_side=16, window_side=2, dim=32, num_layers=2, num_heads=4, mlp_dim=64, num_global_layers=1
         )
-    return MultimodalConfig.of(CONFIG, vision, LettersAdapterConfig(patch_side=vision.patch_side, factor=factor))
+    adapter = LettersAdapterConfig(patch_side=vision.patch_side, factor=factor, num_before=num_before)
+    return MultimodalConfig.of(CONFIG, vision, adapter)
 
 
-@pytest.mark.parametrize(("stem", "factor"), [(READING_STEM, 1), (READING_STEM, 2), ((), 2)])
+@pytest.mark.parametrize(("stem", "factor", "num_before"), [(READING_STEM, 1, 3), (READING_STEM, 2, 2), ((), 2, 1)])
 @pytest.mark.parametrize("side", [64, 128])
 def test_tokens_of_letters_equal_the_torch_modules(
-    stem: tuple[ConvolutionConfig, ...], factor: int, side: int, tmp_path: Path
+    stem: tuple[ConvolutionConfig, ...], factor: int, num_before: int, side: int, tmp_path: Path
 ) -> None:
-    config = reading(stem, factor)
+    config = reading(stem, factor, num_before)
     bundle = write_compressed(tmp_path / "reader", config=config)
     model, num_tokens = load_decoder(bundle), (side // config.vision.patch_side // factor) ** 2
     assert isinstance(model, MultimodalDecoder)
