@@ -1,6 +1,6 @@
 """Engine for any model and device: torch modules and a KV cache for each sequence.
 
-It uses torch's threads (`torch.set_num_threads`); one is often fastest for small models.
+It uses torch's threads (`torch.set_num_threads`), one in a forked process; one is often fastest for small models.
 
 Shapes: N tokens of all sequences in a step, D sequences, V vocabulary.
 """
@@ -8,6 +8,7 @@ Shapes: N tokens of all sequences in a step, D sequences, V vocabulary.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
@@ -217,3 +218,8 @@ def _lay_out_matrices(decoder: Decoder) -> None:
             matrix = tensor.to(decoder.compute_dtype)
             is_tall = matrix.is_cpu and matrix.ndim == 2 and matrix.shape[0] > matrix.shape[1]
             tensor.data = matrix.t().contiguous().t() if is_tall else matrix
+
+
+if hasattr(os, "register_at_fork"):
+    # The threads of OpenMP do not survive a fork: a product of several threads would wait for them forever.
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
