@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.tasks.tool_names import draw_name
 from openafm.data.synthetic.text_files.catalogs import catalog_of
 from openafm.tokenizer.conversation import Instructions, ToolDefinition
@@ -12,8 +13,8 @@ from openafm.tokenizer.conversation import Instructions, ToolDefinition
 NAMES = ["set_timer", "cancel_timer", "get_weather", "turn_on_light", "calculator", "find_phone", "play_music", "send_email"]
 
 
-def _tools(split: str, count: int) -> list[tuple[ToolDefinition, ...]]:
-    config = SyntheticConfig(split=split, tasks={"tool": 1.0}, languages={"en": 1.0})  # type: ignore[arg-type]
+def _tools(split: Split, count: int) -> list[tuple[ToolDefinition, ...]]:
+    config = SyntheticConfig(split=split, tasks={"tool": 1.0}, languages={"en": 1.0})
     instructions = [conversation.turns[0] for conversation in generate(config, count)]
     return [turn.tools for turn in instructions if isinstance(turn, Instructions)]
 
@@ -43,3 +44,10 @@ def test_names_of_one_set_differ_and_the_held_out_split_keeps_its_own() -> None:
     held_out = {tool.name.lower().replace("_", "").replace("-", "") for tools in _tools("held_out", 300) for tool in tools}
     assert held_out
     assert held_out <= known
+
+
+def test_names_that_were_drawn_before_are_taken() -> None:
+    rng = random.Random(0)
+    assert {draw_name(rng, "search_video", ["find_video", "search_video"]) for _ in range(200)} == {
+        "search_video", "look_up_video", "query_video", "video_search"
+    }  # fmt: skip

@@ -141,8 +141,9 @@ def test_configs_are_checked() -> None:
         replace(config, adapter=LettersAdapterConfig(patch_side=16))
     with pytest.raises(ConfigError, match="patches of 12 pixels do not divide into cells of 8 x 4 pixels"):
         LettersAdapterConfig(patch_side=12)
-    with pytest.raises(ConfigError, match="num_before is 1 or more, got 0"):
-        LettersAdapterConfig(num_before=0)
+    for num_before in (0, 9):
+        with pytest.raises(ConfigError, match=f"num_before is a number from 1 to 8, got {num_before}"):
+            LettersAdapterConfig(num_before=num_before)
     with pytest.raises(ConfigError, match="letters need a vocab_size of 158 or more, got 157"):
         replace(config, vocab_size=157)
     with pytest.raises(ConfigError, match="a view of 64 pixels has 16 tokens, got 9"):

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from openafm.models.vision.letters_adapter import LettersAdapter
 
 
+MOST_BEFORE = 8
+"""Of `LettersAdapterConfig.num_before`, with whose square time and memory grow."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LettersAdapterConfig(PatchGroupsConfig):
     """Image tokens made of the letters in them, which the objective `ReadingConfig` teaches by place.
@@ -30,7 +34,9 @@ class LettersAdapterConfig(PatchGroupsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.num_before >= 1, f"num_before is 1 or more, got {self.num_before}")
+        self.require(
+            1 <= self.num_before <= MOST_BEFORE, f"num_before is a number from 1 to {MOST_BEFORE}, got {self.num_before}"
+        )
         self.require(
             self.patch_side > 0 and self.patch_side % math.lcm(*CELL) == 0,
             f"patches of {self.patch_side} pixels do not divide into cells of {CELL[0]} x {CELL[1]} pixels",

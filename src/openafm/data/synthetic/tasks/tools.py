@@ -66,8 +66,8 @@ class _ToolConversation:
         style = rng.choice(_STYLES)
         names = [tool.name for tool in chosen]
         if split == "train":
-            names = [draw_name(rng, name, names) for name in names]
-            names = names if len(set(names)) == len(names) else [tool.name for tool in chosen]
+            for position, name in enumerate(names):
+                names[position] = draw_name(rng, name, names)
         self._tools = [_define(rng, tool, name, style) for tool, name in zip(chosen, names, strict=True)]
 
     def turns(self) -> tuple[Turn, ...]:
