@@ -77,7 +77,7 @@ def test_a_chosen_layout_fits_and_fills_the_devices(
     except (PlanError, RowsNotDivisibleError):
         return
     shape, memory = plan.shape, plan.memory
-    assert shape.replicate * shape.shard * shape.expert * shape.track == slices * within
+    assert shape.replicate * shape.shard * shape.context * shape.expert * shape.track == slices * within
     assert shape.replicate % slices == 0, "only replicate crosses slices"
     assert model.num_tracks % shape.track == 0
     assert all(getattr(layer.feed_forward, "num_experts", shape.expert) % shape.expert == 0 for layer in model.layers)
