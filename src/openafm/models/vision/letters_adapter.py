@@ -41,8 +41,9 @@ class LettersAdapter(BaseVisionAdapter):
         letters_BTTND = by_token(letters_BYXND, factor).flatten(3, 5)  # the cells of a token together
         empty_BTT = by_token(probabilities_BYXNK[..., NO_LETTER], factor).flatten(3).prod(3)
         tokens_BTTD = (letters_BTTND * self.scale_ND).sum(3)
-        for number, scale_ND in enumerate(self.scale_before_PND):
-            tokens_BTTD = tokens_BTTD + _before((letters_BTTND * scale_ND).sum(3), empty_BTT, number)
+        letters_BTTPD = torch.stack([(letters_BTTND * scale_ND).sum(3) for scale_ND in self.scale_before_PND], 3)
+        weights_BTTPT = _weights_before(empty_BTT, self.config.num_before)
+        tokens_BTTD = tokens_BTTD + (weights_BTTPT.flatten(3) @ letters_BTTPD.transpose(2, 3).flatten(2, 3))
         return tokens_BTTD.flatten(1, 2).to(states.patches_BYXD.dtype)
 
     def letter_logits(self, states: VisionStates, image_L: Tensor, row_L: Tensor, column_L: Tensor) -> Tensor:
@@ -67,17 +68,21 @@ class LettersAdapter(BaseVisionAdapter):
         return logits_NK
 
 
-def _before(letters_BTTD: Tensor, empty_BTT: Tensor, number: int) -> Tensor:
-    """Return, for each token, the letters of another token to its left, [B, T, T, D].
+def _weights_before(empty_BTT: Tensor, num_before: int) -> Tensor:
+    """Return, for each token and number, the weights of its row's tokens in the letters to its left, [B, T, T, P, T].
 
-    That is the nearest one that has letters, for number 0, the one before that for 1, and so on. `empty_BTT` are the
+    Number 0 is the nearest token to the left that has letters, 1 the one before that, and so on. `empty_BTT` are the
     probabilities of tokens to have no letter.
     """
-    nearest = [torch.zeros_like(letters_BTTD[:, :, 0])] * (number + 1)
-    found = [nearest[-1]]
-    for letters_BTD, empty_BT in zip(letters_BTTD[:, :, :-1].unbind(2), empty_BTT[:, :, :-1].unbind(2), strict=True):
-        empty_BT1 = empty_BT[..., None]
-        shifted = [letters_BTD, *((1 - empty_BT1) * each_BTD for each_BTD in nearest[:-1])]
-        nearest = [new_BTD + empty_BT1 * old_BTD for new_BTD, old_BTD in zip(shifted, nearest, strict=True)]
-        found.append(nearest[-1])
+    side = empty_BTT.shape[-1]
+    columns_TT = torch.eye(side, dtype=empty_BTT.dtype, device=empty_BTT.device)
+    weights_BTPT = empty_BTT.new_zeros(*empty_BTT.shape[:2], num_before, side)
+    found = [weights_BTPT]
+    for column_T, empty_BT in zip(columns_TT[:-1], empty_BTT[:, :, :-1].unbind(2), strict=True):
+        empty_BT11 = empty_BT[..., None, None]
+        # Probabilities of letters are those of their token: the nearest one is not weighted again.
+        nearest_BT1T = column_T.expand_as(weights_BTPT[:, :, :1])
+        shifted_BTPT = torch.cat([nearest_BT1T, (1 - empty_BT11) * weights_BTPT[:, :, :-1]], 2)
+        weights_BTPT = shifted_BTPT + empty_BT11 * weights_BTPT
+        found.append(weights_BTPT)
     return torch.stack(found, 2)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 MOST_BEFORE = 8
-"""Of `LettersAdapterConfig.num_before`, with whose square time and memory grow."""
+"""Of `LettersAdapterConfig.num_before`, with which time and memory grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,8 @@ class LettersAdapterConfig(PatchGroupsConfig):
 
     def flops(self, vision: VisionConfig, decoder_dim: int, image_side: int, num_tokens: int) -> float:
         embeddings = 2.0 * num_tokens * self.cells_of_token * len(LETTER_TOKENS) * decoder_dim
-        return self.layer_flops(vision, num_tokens) + embeddings
+        before = 2.0 * num_tokens * self.num_before * math.isqrt(num_tokens) * decoder_dim
+        return self.layer_flops(vision, num_tokens) + embeddings + before
 
     def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> LettersAdapter:
         from openafm.models.vision.letters_adapter import LettersAdapter

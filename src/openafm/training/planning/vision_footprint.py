@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.letters import NUM_CLASSES
@@ -32,10 +34,10 @@ def _adapter_bytes(config: MultimodalConfig, number_bytes: int) -> int:
         joined = vision.dim * adapter.factor**2
         return mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
     if isinstance(adapter, LettersAdapterConfig):
-        # The states; of each cell the probabilities and the expected embedding; of each token the letters before it: the
-        # pass for the second nearest token has those of the nearest too, and so on.
-        num_cells, num_before = mode.tokens * adapter.cells_of_token, adapter.num_before * (adapter.num_before + 1) // 2
-        saved = MASTER_BYTES * (num_cells * (NUM_CLASSES + config.dim) + num_before * mode.tokens * config.dim)
+        # The states; of each cell the probabilities and the expected embedding; for each number of tokens before, the
+        # letters of the tokens, and twice, by step and joined, the weights of a row for each of its tokens.
+        saved = MASTER_BYTES * mode.tokens * adapter.cells_of_token * (NUM_CLASSES + config.dim)
+        saved += MASTER_BYTES * mode.tokens * adapter.num_before * (config.dim + 2 * isqrt(mode.tokens))
         return saved + number_bytes * vision.dim * num_states
     # The layer, the norm, the projection, and the pooled inputs of the convolution.
     saved = _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
