@@ -153,6 +153,14 @@ def test_english_has_what_other_languages_build_on() -> None:
         ("tools.txt", "== fly | Flies.\n: to: planet\nfly to {to}\n", "unknown kind 'planet'"),
         ("forms.txt", "== a | A form\n: x: enum(b, c)\n{x=d}\n", "'d' is not a value of x"),
         ("labels.txt", "== a | Which\n: b | |\nonly one\n", "two or more labels"),
+        ("labels.txt", "== a | Which\n: b\none\n: c\ntwo\n: b\nthree\n", "a second label 'b'"),
+        ("labels_more.txt", "== sentiment\n: positive\nGreat\n: happy\nWonderful\n", "no label 'happy'; known: positive,"),
+        (
+            "labels_more.txt",
+            "== sentiment\n: negative\nThe coffee was cold and so was the waiter.\n"
+            ": neutral\nThe coffee was cold, and so was the waiter\n",
+            "nearly the same as line 3",
+        ),
     ],
 )
 def test_the_validator_finds(file: str, text: str, message: str, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -22,7 +22,7 @@ _OTHER = ("other", "none", "something else", "unknown", "other")
 _OTHER_SHARE, _OTHER_IS_RIGHT_SHARE, _ALIAS_SHARE = 0.2, 0.5, 0.3
 _SCHEMA_SHARE, _TOP_LEVEL_SHARE, _DESCRIBED_SHARE, _LANGUAGE_SHARE = 0.7, 0.2, 0.3, 0.06
 _PROPERTIES = ("label", "category", "class", "kind", "topic", "type", "answer", "result", "tag", "value")
-_FREE_TAGS_SHARE, _MOST_FURTHER_TEXTS = 0.3, 5
+_FREE_TAGS_SHARE, _MOST_FURTHER_TEXTS = 0.3, 9
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,13 @@ class NamedLabel:
 
 
 def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return a text, labels to choose from, and the right one; in training up to six texts with the same choices."""
+    """Return a text, labels to choose from, and the right one; in training up to ten texts with the same choices."""
     frames = frames_of(language, split)
     if rng.random() < _LANGUAGE_SHARE:
         text, gold, others = _draw_language(rng, split)
         return labeled_turns(rng, text, gold, others, language, split, "Language of the text")
-    labels = rng.choice(catalog_of(language, split).label_sets)
+    label_sets = catalog_of(language, split).label_sets
+    labels = rng.choices(label_sets, [labels.weight for labels in label_sets])[0]
     text, gold, others = _draw_text(rng, labels, frames)
     choices, answer = _draw_choices(rng, gold, others)
     texts = [(text, answer)]

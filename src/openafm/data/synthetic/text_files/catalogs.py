@@ -1,8 +1,9 @@
-"""The label sets, tools and forms of a language, read from labels.txt, tools.txt and forms.txt."""
+"""The label sets, tools and forms of a language, read from labels*.txt, tools.txt and forms.txt."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -44,6 +45,11 @@ class LabelSet:
     name: str
     question: str
     labels: tuple[Label, ...]
+
+    @functools.cached_property
+    def weight(self) -> float:
+        """How often the set is drawn: by the root of its texts, so that neither small nor large sets are read too often."""
+        return math.sqrt(sum(len(label.texts) for label in self.labels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,7 @@ class Catalogs:
         self._english: dict[str, ToolFrames] = {}
         if frames.language != "en":
             self._english = {tool.name: tool for tool in catalogs("en").tools}
-        self.label_sets = self._read(read_sections(source_file(language, "labels.txt")), self._label_set)
+        self.label_sets = self._read(label_sections(language), self._label_set)
         tools = read_sections(source_file(language, "tools.txt"))
         self.tools: tuple[ToolFrames, ...] = self._read([section for section in tools if section.name != "none"], self._tool)
         talk = [line for section in tools if section.name == "none" for line in section.lines]
@@ -108,22 +114,34 @@ class Catalogs:
                 self._errors.append(error)
         return tuple(items)
 
-    def _label_set(self, section: TextSection) -> LabelSet:
-        found: list[tuple[list[str], list[Frame]]] = []
+    def _label_set(self, sections: Sequence[TextSection]) -> LabelSet:
+        first, *more = sections
+        labels = self._labels(first)
+        for section in more:
+            for name, found in self._labels(section).items():
+                if name not in labels:
+                    raise section.header.error(f"the set '{section.name}' has no label '{name}'; known: {', '.join(labels)}")
+                labels[name] = _joined(labels[name], found)
+        if len(labels) < 2 or any(len(label.texts) < 2 for label in labels.values()):
+            raise first.header.error(f"label set '{first.name}' needs two or more labels with two or more texts each")
+        return LabelSet(name=first.name, question=" ".join(first.options), labels=tuple(labels.values()))
+
+    def _labels(self, section: TextSection) -> dict[str, Label]:
+        found: list[tuple[Line, list[Frame]]] = []
         for line in section.lines:
             if line.text.startswith(":"):
-                found.append(([part.strip() for part in f"{line.text[1:]}||".split("|")], []))
+                found.append((line, []))
             elif not found:
                 raise line.error("text before the first label; write ': label | other names | description'")
             else:
                 found[-1][1].append(check_slots(parse_frame(line), self._frames.distractors))
-        labels = tuple(
-            Label(name=parts[0], aliases=_names(parts[1]), description=parts[2], texts=tuple(texts))
-            for parts, texts in found
-        )
-        if len(labels) < 2 or any(len(label.texts) < 2 for label in labels):
-            raise section.header.error(f"label set '{section.name}' needs two or more labels with two or more texts each")
-        return LabelSet(name=section.name, question=" ".join(section.options), labels=labels)
+        labels: dict[str, Label] = {}
+        for line, texts in found:
+            name, aliases, description, *_ = (part.strip() for part in f"{line.text[1:]}||".split("|"))
+            if name in labels:
+                raise line.error(f"a second label '{name}'; merge it with the first one")
+            labels[name] = Label(name=name, aliases=_names(aliases), description=description, texts=tuple(texts))
+        return labels
 
     def _tool(self, section: TextSection) -> ToolFrames:
         fields, lines = parse_fields(section.lines, self._frames)
@@ -169,6 +187,26 @@ class Catalogs:
         for frame in texts:
             _check_text(frame, names, self._frames, required)
         return FormDomain(name=section.name, description=" ".join(section.options), fields=fields, texts=texts)
+
+
+def label_sections(language: str) -> tuple[tuple[TextSection, ...], ...]:
+    """The sections of each label set of a language: that of labels.txt, and those of labels_*.txt that add texts to it."""
+    file = source_file(language, "labels.txt")
+    sections: dict[str, list[TextSection]] = {}
+    for path in (file, *sorted(file.parent.glob("labels_*.txt"))):
+        for section in read_sections(path):
+            sections.setdefault(section.name, []).append(section)
+    return tuple(map(tuple, sections.values()))
+
+
+def _joined(label: Label, more: Label) -> Label:
+    """A label with the other names and texts that another file adds."""
+    return replace(
+        label,
+        aliases=tuple(dict.fromkeys((*label.aliases, *more.aliases))),
+        description=label.description or more.description,
+        texts=tuple({text.line.text: text for text in (*label.texts, *more.texts)}.values()),
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:
