@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of, value_of
-from openafm.data.synthetic.text_files.source_text import Line, Slot, SourceTextError, parse_frame, read_sections
+from openafm.data.synthetic.text_files.source_text import (
+    Line,
+    Slot,
+    SourceTextError,
+    parse_frame,
+    read_sections,
+    read_with_more,
+)
 
 
 def line(text: str) -> Line:
@@ -92,3 +99,16 @@ def test_sections(tmp_path: Path) -> None:
         read_sections(file)
     with pytest.raises(SourceTextError, match="cannot be read"):
         read_sections(tmp_path / "none.txt")
+
+
+def test_files_beside_one_add_lines_to_its_sections(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("== one | x\nfirst\n== two\n")
+    (tmp_path / "a_z.txt").write_text("== three\nthird\n== one\nlast\n")
+    (tmp_path / "a_b.txt").write_text("== one\nsecond\n")
+    (tmp_path / "ab.txt").write_text("== four\nother\n")
+    sections = read_with_more(file)
+    found = [(section.name, [line.text for line in section.lines]) for section in sections]
+    assert found == [("one", ["first", "second", "last"]), ("two", []), ("three", ["third"])]
+    assert sections[0].options == ("x",)
+    assert [line.file.rpartition("/")[2] for line in sections[0].lines] == ["a.txt", "a_b.txt", "a_z.txt"]

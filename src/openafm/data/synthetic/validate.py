@@ -15,10 +15,10 @@ from pathlib import Path
 
 from openafm.data.synthetic.languages import LANGUAGES, text_folder
 from openafm.data.synthetic.tasks.messages import draw_message
-from openafm.data.synthetic.text_files.catalogs import Catalogs, label_sections
+from openafm.data.synthetic.text_files.catalogs import Catalogs
 from openafm.data.synthetic.text_files.frames import LanguageFrames
 from openafm.data.synthetic.text_files.posters import PosterTexts
-from openafm.data.synthetic.text_files.source_text import Line, SourceTextError, read_sections
+from openafm.data.synthetic.text_files.source_text import SourceTextError, read_sections, read_with_more
 from openafm.data.synthetic.words import REQUIRED_SECTIONS
 
 # The least number of lines of each file; of words.txt, of each section.
@@ -101,11 +101,7 @@ def _count_texts(path: Path) -> int:
 def _near_duplicates(path: Path) -> Iterator[str]:
     if path.stem in ("titles", "places", "instructions"):
         return
-    groups: list[list[Line]]
-    if path.stem == "labels":
-        groups = [[line for section in same for line in section.lines] for same in label_sections(path.parent.name)]
-    else:
-        groups = [list(section.lines) for section in read_sections(path)]
+    groups = [list(section.lines) for section in read_with_more(path)]
     if path.stem in ("events", "other"):
         groups = [[line for lines in groups for line in lines]]
     for group in groups:

@@ -1,4 +1,4 @@
-"""The label sets, tools and forms of a language, read from labels*.txt, tools.txt and forms.txt."""
+"""The label sets, tools and forms of a language, read from labels.txt, tools.txt and forms.txt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openafm.data.synthetic.text_files.source_text import (
     SourceTextError,
     TextSection,
     parse_frame,
-    read_sections,
+    read_with_more,
 )
 from openafm.data.synthetic.words import is_held_out
 
@@ -96,12 +96,12 @@ class Catalogs:
         self._english: dict[str, ToolFrames] = {}
         if frames.language != "en":
             self._english = {tool.name: tool for tool in catalogs("en").tools}
-        self.label_sets = self._read(label_sections(language), self._label_set)
-        tools = read_sections(source_file(language, "tools.txt"))
+        self.label_sets = self._read(read_with_more(source_file(language, "labels.txt")), self._label_set)
+        tools = read_with_more(source_file(language, "tools.txt"))
         self.tools: tuple[ToolFrames, ...] = self._read([section for section in tools if section.name != "none"], self._tool)
         talk = [line for section in tools if section.name == "none" for line in section.lines]
         self.small_talk = self._read(talk, self._small_talk)
-        self.forms = self._read(read_sections(source_file(language, "forms.txt")), self._form)
+        self.forms = self._read(read_with_more(source_file(language, "forms.txt")), self._form)
 
     def _read(self, sources: Sequence[SourceT], read: Callable[[SourceT], ItemT]) -> tuple[ItemT, ...]:
         items = []
@@ -114,34 +114,29 @@ class Catalogs:
                 self._errors.append(error)
         return tuple(items)
 
-    def _label_set(self, sections: Sequence[TextSection]) -> LabelSet:
-        first, *more = sections
-        labels = self._labels(first)
-        for section in more:
-            for name, found in self._labels(section).items():
-                if name not in labels:
-                    raise section.header.error(f"the set '{section.name}' has no label '{name}'; known: {', '.join(labels)}")
-                labels[name] = _joined(labels[name], found)
-        if len(labels) < 2 or any(len(label.texts) < 2 for label in labels.values()):
-            raise first.header.error(f"label set '{first.name}' needs two or more labels with two or more texts each")
-        return LabelSet(name=first.name, question=" ".join(first.options), labels=tuple(labels.values()))
-
-    def _labels(self, section: TextSection) -> dict[str, Label]:
-        found: list[tuple[Line, list[Frame]]] = []
+    def _label_set(self, section: TextSection) -> LabelSet:
+        labels: dict[str, tuple[Line, Label]] = {}
+        name = ""
         for line in section.lines:
             if line.text.startswith(":"):
-                found.append((line, []))
-            elif not found:
+                found = _label(line)
+                name = found.name
+                first, label = labels.get(name, (line, found))
+                if label is not found and line.file == first.file:
+                    raise line.error(f"a second label '{name}'; merge it with the first one")
+                if label is found and line.file != section.header.file:
+                    raise line.error(f"the set '{section.name}' has no label '{name}'; known: {', '.join(labels)}")
+                labels[name] = first, _with_names_of(label, found)
+            elif not name:
                 raise line.error("text before the first label; write ': label | other names | description'")
             else:
-                found[-1][1].append(check_slots(parse_frame(line), self._frames.distractors))
-        labels: dict[str, Label] = {}
-        for line, texts in found:
-            name, aliases, description, *_ = (part.strip() for part in f"{line.text[1:]}||".split("|"))
-            if name in labels:
-                raise line.error(f"a second label '{name}'; merge it with the first one")
-            labels[name] = Label(name=name, aliases=_names(aliases), description=description, texts=tuple(texts))
-        return labels
+                first, label = labels[name]
+                text = check_slots(parse_frame(line), self._frames.distractors)
+                labels[name] = first, replace(label, texts=(*label.texts, text))
+        if len(labels) < 2 or any(len(label.texts) < 2 for _, label in labels.values()):
+            raise section.header.error(f"label set '{section.name}' needs two or more labels with two or more texts each")
+        of_set = tuple(label for _, label in labels.values())
+        return LabelSet(name=section.name, question=" ".join(section.options), labels=of_set)
 
     def _tool(self, section: TextSection) -> ToolFrames:
         fields, lines = parse_fields(section.lines, self._frames)
@@ -189,24 +184,15 @@ class Catalogs:
         return FormDomain(name=section.name, description=" ".join(section.options), fields=fields, texts=texts)
 
 
-def label_sections(language: str) -> tuple[tuple[TextSection, ...], ...]:
-    """The sections of each label set of a language: that of labels.txt, and those of labels_*.txt that add texts to it."""
-    file = source_file(language, "labels.txt")
-    sections: dict[str, list[TextSection]] = {}
-    for path in (file, *sorted(file.parent.glob("labels_*.txt"))):
-        for section in read_sections(path):
-            sections.setdefault(section.name, []).append(section)
-    return tuple(map(tuple, sections.values()))
+def _label(line: Line) -> Label:
+    """A label without texts: `: label | other names | description`."""
+    name, aliases, description, *_ = (part.strip() for part in f"{line.text[1:]}||".split("|"))
+    return Label(name=name, aliases=_names(aliases), description=description, texts=())
 
 
-def _joined(label: Label, more: Label) -> Label:
-    """A label with the other names and texts that another file adds."""
-    return replace(
-        label,
-        aliases=tuple(dict.fromkeys((*label.aliases, *more.aliases))),
-        description=label.description or more.description,
-        texts=tuple({text.line.text: text for text in (*label.texts, *more.texts)}.values()),
-    )
+def _with_names_of(label: Label, more: Label) -> Label:
+    aliases = tuple(dict.fromkeys((*label.aliases, *more.aliases)))
+    return replace(label, aliases=aliases, description=label.description or more.description)
 
 
 def _names(text: str) -> tuple[str, ...]:

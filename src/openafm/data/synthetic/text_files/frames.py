@@ -26,6 +26,7 @@ from openafm.data.synthetic.text_files.source_text import (
     TextSection,
     parse_frame,
     read_sections,
+    read_with_more,
     walk,
 )
 from openafm.data.synthetic.words import LanguageWords, is_held_out, split_of, words_of
@@ -247,7 +248,7 @@ class LanguageFrames:
         def read(line: Line) -> Frame:
             return check_event_frame(parse_frame(line), self.distractors, forms)
 
-        return self.of_split([frame for section in read_sections(path) for frame in self._parse(section.lines, read)])
+        return self.of_split([frame for section in read_with_more(path) for frame in self._parse(section.lines, read)])
 
     def _read_others(self, path: Path) -> tuple[tuple[Frame, ...], tuple[Frame, ...], tuple[Frame, ...]]:
         around: dict[str, tuple[Frame, ...]] = {"opener": (), "closer": ()}
@@ -256,7 +257,7 @@ class LanguageFrames:
         def read(line: Line) -> Frame:
             return check_slots(parse_frame(line), self.distractors | {"place", "place_bare"})
 
-        for section in read_sections(path):
+        for section in read_with_more(path):
             frames = self._parse(section.lines, read)
             if section.name in around:
                 around[section.name] = self.of_split(frames)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -73,6 +73,22 @@ def read_sections(path: Path) -> tuple[TextSection, ...]:
         if name in sections:
             raise header.error(f"a second section '{name}'; merge it with the first one")
         sections[name] = TextSection(name=name, options=tuple(options), header=header, lines=tuple(lines))
+    return tuple(sections.values())
+
+
+def read_with_more(path: Path) -> tuple[TextSection, ...]:
+    """Return the sections of a file and of those beside it whose names continue its own: labels.txt, labels_work.txt.
+
+    A section of a name that an earlier file has adds its lines to that section.
+
+    Raises:
+        SourceTextError: as `read_sections`.
+    """
+    sections: dict[str, TextSection] = {}
+    for file in (path, *sorted(path.parent.glob(f"{path.stem}_*{path.suffix}"))):
+        for section in read_sections(file):
+            first = sections.get(section.name)
+            sections[section.name] = replace(first, lines=first.lines + section.lines) if first else section
     return tuple(sections.values())
 
 
