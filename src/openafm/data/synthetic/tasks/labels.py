@@ -20,9 +20,9 @@ from openafm.tokenizer.schema_text import compact_json
 _MOST_LABELS, _MAX_TAGS = 8, 3
 _OTHER = ("other", "none", "something else", "unknown", "other")
 _OTHER_SHARE, _OTHER_IS_RIGHT_SHARE, _ALIAS_SHARE = 0.2, 0.5, 0.3
-_SCHEMA_SHARE, _TOP_LEVEL_SHARE, _DESCRIBED_SHARE, _LANGUAGE_SHARE = 0.7, 0.2, 0.3, 0.06
+_SCHEMA_SHARE, _TOP_LEVEL_SHARE, _DESCRIBED_SHARE, _LANGUAGE_SHARE = 0.45, 0.2, 0.3, 0.04
 _PROPERTIES = ("label", "category", "class", "kind", "topic", "type", "answer", "result", "tag", "value")
-_FREE_TAGS_SHARE, _MOST_FURTHER_TEXTS = 0.3, 9
+_FREE_TAGS_SHARE, _MOST_FURTHER_TEXTS = 0.3, 15
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class NamedLabel:
 
 
 def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
-    """Return a text, labels to choose from, and the right one; in training up to ten texts with the same choices."""
+    """Return a text, labels to choose from, and the right one; in training up to sixteen texts with the same choices."""
     frames = frames_of(language, split)
     if rng.random() < _LANGUAGE_SHARE:
         text, gold, others = _draw_language(rng, split)
