@@ -139,6 +139,19 @@ def test_english_has_what_other_languages_build_on() -> None:
     assert sum(len(labels.labels) for labels in english.label_sets) > 100
 
 
+def test_continuations_add_names_and_texts() -> None:
+    sentiment = next(labels for labels in catalogs("en").label_sets if labels.name == "sentiment")
+    positive = sentiment.labels[0]
+    assert {text.line.file for text in positive.texts} == {"en/labels.txt", "en/labels_feelings.txt"}
+    assert positive.aliases[:3] == ("good", "happy", "pleased")
+    assert len(set(positive.aliases)) == len(positive.aliases) > 3
+    assert positive.description == "The writer is pleased"
+    assert sentiment.weight == pytest.approx(sum(len(label.texts) for label in sentiment.labels) ** 0.5)
+    frames = frames_of("en", "train")
+    assert {frame.line.file for frame in frames.events} == {"en/events.txt", "en/events_more.txt"}
+    assert {frame.line.file for frame in frames.others} == {"en/other.txt", "en/other_more.txt"}
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
@@ -161,6 +174,20 @@ def test_english_has_what_other_languages_build_on() -> None:
             ": neutral\nThe coffee was cold, and so was the waiter\n",
             "nearly the same as line 3",
         ),
+        (
+            "labels_more.txt",
+            "== sentiment\n: positive\nI absolutely love my new {product}!\n",
+            r"nearly the same as line \d+ of en/labels.txt",
+        ),
+        ("labels_more.txt", "== sentiment\nGreat\n", "text before the first label"),
+        ("labels_more.txt", "== sentiment\n: positive\nGreat\n: positive\nGood\n", "a second label 'positive'"),
+        (
+            "labels_more.txt",
+            "== sentiment | Mood\n: positive\nGreat\n",
+            "write what follows '== sentiment' in en/labels.txt",
+        ),
+        ("forms_more.txt", "== contact\n: name: person\n{name}\n", "a second field 'name'"),
+        ("label_more.txt", "== sentiment\n", "is not read; continuations begin with"),
     ],
 )
 def test_the_validator_finds(file: str, text: str, message: str, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -170,9 +197,10 @@ def test_the_validator_finds(file: str, text: str, message: str, tmp_path, monke
     from openafm.data.synthetic import languages, validate
 
     copied = tmp_path / "text"
-    shutil.copytree(languages.text_folder() / "en", copied / "en")
+    without_more = shutil.ignore_patterns("*_*.txt")
+    shutil.copytree(languages.text_folder() / "en", copied / "en", ignore=without_more)
     if file == "tools.txt":  # as another language than English, whose definitions it takes
-        shutil.copytree(languages.text_folder() / "en", copied / "de")
+        shutil.copytree(languages.text_folder() / "en", copied / "de", ignore=without_more)
     language = "de" if file == "tools.txt" else "en"
     (copied / language / file).write_text(text, encoding="utf-8")
     for module in (languages, validate):

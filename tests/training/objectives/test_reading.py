@@ -85,9 +85,10 @@ def test_what_learns_from_letters_gets_no_gradient_of_texts() -> None:
     both = objective(model, batch_of(LETTERS, with_text=True))
     expected = Reading(ReadingConfig())(model, batch_of(LETTERS, with_text=True))
     assert both.total.item() == pytest.approx(expected.total.item(), rel=1e-6)
-    # 4 tokens of 8 cells: 96 classes of 12 channels, and 94 letters with embeddings.
-    layer, embeddings = 2 * 4 * 8 * 96 * 12, 2 * 4 * 8 * 94 * model.config.dim
-    assert expected.flops - both.flops == 2 * (model.config.vision.flops(32) + layer) + embeddings
+    # 4 tokens of 8 cells: 96 classes of 12 channels, 94 letters with embeddings, and two tokens to the left of two in a row.
+    dim = model.config.dim
+    layer, embeddings, before = 2 * 4 * 8 * 96 * 12, 2 * 4 * 8 * 94 * dim, 2 * 4 * 2 * 2 * dim
+    assert expected.flops - both.flops == 2 * (model.config.vision.flops(32) + layer) + embeddings + before
     both.total.backward()
     assert all(weight.grad is not None and weight.grad.any() for weight in of_letters)
 

@@ -112,7 +112,7 @@ def parse_fields(lines: Sequence[Line], frames: LanguageFrames) -> tuple[tuple[F
     """Read the declarations among `lines`, nested ones inside their list, and return the other lines too.
 
     Raises:
-        SourceTextError: a malformed declaration, or a part of an unknown list.
+        SourceTextError: a malformed or a second declaration, or a part of an unknown list.
     """
     fields: dict[str, Field] = {}
     parts: dict[str, list[Field]] = {}
@@ -124,6 +124,8 @@ def parse_fields(lines: Sequence[Line], frames: LanguageFrames) -> tuple[tuple[F
             owner, dot, name = found.name.partition(".")
             if dot:
                 parts.setdefault(owner, []).append(replace(found, name=name))
+            elif found.name in fields:
+                raise line.error(f"a second field '{found.name}'")
             else:
                 fields[found.name] = found
         elif match := re.fullmatch(r"(\w+)> (.*)", line.text):

@@ -34,28 +34,31 @@ MINIMA = {
 }
 WORD_MINIMA = {"name": 60, "syllable": 40, "city": 60, "street": 8, "company": 12, "phone": 5}
 FILES = tuple(f"{name}.txt" for name in (*MINIMA, "words", "dates", "times", "posters"))
+FURTHER_FILES = ("arithmetic.txt", "scenes.txt")
+CONTINUATIONS = ("events_", "other_", "labels_", "tools_", "forms_")
 _ALIKE = 0.75
 _SHINGLE = 4
 
 
 def problems(language: str) -> Iterator[str]:
     """Every mistake in the files of a language, with its line."""
+    folder = text_folder() / language
+    yield from (f"{language}/{name} is missing" for name in FILES if not (folder / name).exists())
+    for path in sorted(folder.iterdir()):
+        if path.name not in (*FILES, *FURTHER_FILES) and not path.name.startswith(CONTINUATIONS):
+            yield f"{language}/{path.name} is not read; continuations begin with {', '.join(CONTINUATIONS)}"
     errors: list[SourceTextError] = []
     try:
         frames = LanguageFrames(language, "train", errors)
         Catalogs(frames, errors)
         PosterTexts(language, "train")
     except SourceTextError as error:
-        errors.append(error)
-    else:
-        yield from frames.calendar.ambiguities()
+        yield from map(str, (*errors, error))
+        return
+    yield from frames.calendar.ambiguities()
     yield from map(str, errors)
-    folder = text_folder() / language
-    yield from (f"{language}/{name} is missing" for name in FILES if not (folder / name).exists())
     for name in MINIMA:
-        path = folder / f"{name}.txt"
-        if path.exists():
-            yield from _near_duplicates(path)
+        yield from _near_duplicates(folder / f"{name}.txt")
 
 
 def shortfalls(language: str) -> Iterator[str]:
@@ -95,7 +98,7 @@ def _shingles(text: str) -> set[str]:
 
 
 def _count_texts(path: Path) -> int:
-    return sum(not line.text.startswith((":", "=")) for section in read_sections(path) for line in section.lines)
+    return sum(not line.text.startswith((":", "=")) for section in read_with_more(path) for line in section.lines)
 
 
 def _near_duplicates(path: Path) -> Iterator[str]:

@@ -69,7 +69,7 @@ class LettersAdapter(BaseVisionAdapter):
 
 
 def _weights_before(empty_BTT: Tensor, num_before: int) -> Tensor:
-    """Return, for each token and number, the weights of its row's tokens in the letters to its left, [B, T, T, P, T].
+    """Return how much each token of a row counts as the token number P to the left of another, [B, T, T, P, T].
 
     Number 0 is the nearest token to the left that has letters, 1 the one before that, and so on. `empty_BTT` are the
     probabilities of tokens to have no letter.
@@ -80,7 +80,7 @@ def _weights_before(empty_BTT: Tensor, num_before: int) -> Tensor:
     found = [weights_BTPT]
     for column_T, empty_BT in zip(columns_TT[:-1], empty_BTT[:, :, :-1].unbind(2), strict=True):
         empty_BT11 = empty_BT[..., None, None]
-        # Probabilities of letters are those of their token: the nearest one is not weighted again.
+        # The embeddings of a token's letters already contain the probability that it has letters.
         nearest_BT1T = column_T.expand_as(weights_BTPT[:, :, :1])
         shifted_BTPT = torch.cat([nearest_BT1T, (1 - empty_BT11) * weights_BTPT[:, :, :-1]], 2)
         weights_BTPT = shifted_BTPT + empty_BT11 * weights_BTPT

@@ -146,15 +146,15 @@ def _check_range(letters_L3: npt.NDArray[np.int64], side: int) -> None:
 def _skipped_flops(model: MultimodalDecoder, batch: Batch) -> int:
     """Return the operations of a backward pass that frozen letters skip for the images of a batch.
 
-    These are the two products of the encoder and of the layer of letters, and the one with the embeddings that gives the
-    gradients of probabilities.
+    These are the two products of the encoder and of the layer of letters, and of the products after that layer the one that
+    gives the gradients of probabilities.
     """
     config, adapter, total = model.config, _adapter_of(model).config, 0.0
     for (_, num_tokens), views in batch.images.items():
         side, tokens = views.shape[1], num_tokens // len(views)
         layer = adapter.layer_flops(config.vision, tokens)
-        embeddings = adapter.flops(config.vision, config.dim, side, tokens) - layer
-        total += len(views) * (2 * config.vision.flops(side) + 2 * layer + embeddings)
+        after = adapter.flops(config.vision, config.dim, side, tokens) - layer
+        total += len(views) * (2 * config.vision.flops(side) + 2 * layer + after)
     return round(total)
 
 

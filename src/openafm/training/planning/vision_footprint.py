@@ -34,8 +34,8 @@ def _adapter_bytes(config: MultimodalConfig, number_bytes: int) -> int:
         joined = vision.dim * adapter.factor**2
         return mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
     if isinstance(adapter, LettersAdapterConfig):
-        # The states; of each cell the probabilities and the expected embedding; for each number of tokens before, the
-        # letters of the tokens, and twice, by step and joined, the weights of a row for each of its tokens.
+        # The states; of each cell the probabilities and the expected embedding; for each number of tokens to the left, the
+        # letters of the tokens, and twice, of each step and of all, how much each token of a row counts.
         saved = MASTER_BYTES * mode.tokens * adapter.cells_of_token * (NUM_CLASSES + config.dim)
         saved += MASTER_BYTES * mode.tokens * adapter.num_before * (config.dim + 2 * isqrt(mode.tokens))
         return saved + number_bytes * vision.dim * num_states

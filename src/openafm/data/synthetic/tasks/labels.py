@@ -41,7 +41,9 @@ def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, 
         text, gold, others = _draw_language(rng, split)
         return labeled_turns(rng, text, gold, others, language, split, "Language of the text")
     label_sets = catalog_of(language, split).label_sets
-    labels = rng.choices(label_sets, [labels.weight for labels in label_sets])[0]
+    # Scores of held-out texts count each set alike.
+    weights = [labels.weight if split == "train" else 1.0 for labels in label_sets]
+    (labels,) = rng.choices(label_sets, weights)
     text, gold, others = _draw_text(rng, labels, frames)
     choices, answer = _draw_choices(rng, gold, others)
     texts = [(text, answer)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +49,7 @@ class LabelSet:
 
     @functools.cached_property
     def weight(self) -> float:
-        """How often the set is drawn: by the root of its texts, so that neither small nor large sets are read too often."""
+        """Relative probability of the set in training: the square root of its number of texts."""
         return math.sqrt(sum(len(label.texts) for label in self.labels))
 
 
@@ -115,28 +116,35 @@ class Catalogs:
         return tuple(items)
 
     def _label_set(self, section: TextSection) -> LabelSet:
-        labels: dict[str, tuple[Line, Label]] = {}
+        labels: dict[str, Label] = {}
+        for _, group in itertools.groupby(section.lines, key=lambda line: line.file):
+            lines = list(group)
+            found = self._labels(lines)
+            if labels and (unknown := found.keys() - labels.keys()):
+                known = ", ".join(labels)
+                raise lines[0].error(f"the set '{section.name}' has no label '{min(unknown)}'; known: {known}")
+            labels |= {name: _merged(labels.get(name), label) for name, label in found.items()}
+        if len(labels) < 2 or any(len(label.texts) < 2 for label in labels.values()):
+            raise section.header.error(f"label set '{section.name}' needs two or more labels with two or more texts each")
+        return LabelSet(name=section.name, question=" ".join(section.options), labels=tuple(labels.values()))
+
+    def _labels(self, lines: Sequence[Line]) -> dict[str, Label]:
+        """The labels of a set that one file has, by name."""
+        labels: dict[str, Label] = {}
+        texts: dict[str, list[Frame]] = {}
         name = ""
-        for line in section.lines:
+        for line in lines:
             if line.text.startswith(":"):
-                found = _label(line)
-                name = found.name
-                first, label = labels.get(name, (line, found))
-                if label is not found and line.file == first.file:
+                name, aliases, description, *_ = (part.strip() for part in f"{line.text[1:]}||".split("|"))
+                if name in labels:
                     raise line.error(f"a second label '{name}'; merge it with the first one")
-                if label is found and line.file != section.header.file:
-                    raise line.error(f"the set '{section.name}' has no label '{name}'; known: {', '.join(labels)}")
-                labels[name] = first, _with_names_of(label, found)
+                labels[name] = Label(name=name, aliases=_names(aliases), description=description, texts=())
+                texts[name] = []
             elif not name:
                 raise line.error("text before the first label; write ': label | other names | description'")
             else:
-                first, label = labels[name]
-                text = check_slots(parse_frame(line), self._frames.distractors)
-                labels[name] = first, replace(label, texts=(*label.texts, text))
-        if len(labels) < 2 or any(len(label.texts) < 2 for _, label in labels.values()):
-            raise section.header.error(f"label set '{section.name}' needs two or more labels with two or more texts each")
-        of_set = tuple(label for _, label in labels.values())
-        return LabelSet(name=section.name, question=" ".join(section.options), labels=of_set)
+                texts[name].append(check_slots(parse_frame(line), self._frames.distractors))
+        return {name: replace(label, texts=tuple(texts[name])) for name, label in labels.items()}
 
     def _tool(self, section: TextSection) -> ToolFrames:
         fields, lines = parse_fields(section.lines, self._frames)
@@ -184,15 +192,16 @@ class Catalogs:
         return FormDomain(name=section.name, description=" ".join(section.options), fields=fields, texts=texts)
 
 
-def _label(line: Line) -> Label:
-    """A label without texts: `: label | other names | description`."""
-    name, aliases, description, *_ = (part.strip() for part in f"{line.text[1:]}||".split("|"))
-    return Label(name=name, aliases=_names(aliases), description=description, texts=())
-
-
-def _with_names_of(label: Label, more: Label) -> Label:
-    aliases = tuple(dict.fromkeys((*label.aliases, *more.aliases)))
-    return replace(label, aliases=aliases, description=label.description or more.description)
+def _merged(label: Label | None, more: Label) -> Label:
+    """A label with the other names and texts of another file; a description there is used if the label has none."""
+    if label is None:
+        return more
+    return replace(
+        label,
+        aliases=tuple(dict.fromkeys((*label.aliases, *more.aliases))),
+        description=label.description or more.description,
+        texts=(*label.texts, *more.texts),
+    )
 
 
 def _names(text: str) -> tuple[str, ...]:

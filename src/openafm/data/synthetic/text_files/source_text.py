@@ -77,18 +77,21 @@ def read_sections(path: Path) -> tuple[TextSection, ...]:
 
 
 def read_with_more(path: Path) -> tuple[TextSection, ...]:
-    """Return the sections of a file and of those beside it whose names continue its own: labels.txt, labels_work.txt.
+    """Return the sections of a file and of its continuations: labels.txt, labels_sports.txt, labels_work.txt.
 
-    A section of a name that an earlier file has adds its lines to that section.
+    A section of a continuation that an earlier file has too adds its lines to the first one.
 
     Raises:
-        SourceTextError: as `read_sections`.
+        SourceTextError: a file cannot be read, see `read_sections`, or the second header of a section has options.
     """
     sections: dict[str, TextSection] = {}
     for file in (path, *sorted(path.parent.glob(f"{path.stem}_*{path.suffix}"))):
         for section in read_sections(file):
-            first = sections.get(section.name)
-            sections[section.name] = replace(first, lines=first.lines + section.lines) if first else section
+            first = sections.setdefault(section.name, section)
+            if first is not section:
+                if section.options:
+                    raise section.header.error(f"write what follows '== {section.name}' in {first.header.file}")
+                sections[section.name] = replace(first, lines=first.lines + section.lines)
     return tuple(sections.values())
 
 
