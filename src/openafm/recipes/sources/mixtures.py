@@ -19,7 +19,7 @@ Learn = Literal["everything", "answers"]
 
 # Micro's few tokens are enough for one task in one language (docs/benchmarks.md).
 MICRO_TASKS = {"plain_event": 0.9, "note": 0.1}
-NANO_TASKS = {"event": 0.22, "agenda": 0.12, "note": 0.04, "notice": 0.04, "tool": 0.16, "form": 0.2, "label": 0.14}
+NANO_TASKS = {"event": 0.16, "agenda": 0.08, "note": 0.03, "notice": 0.03, "tool": 0.24, "form": 0.18, "label": 0.2}
 NANO_TASKS |= {"lookup": 0.02, "reorder": 0.03, "tagging": 0.02, "arithmetic": 0.01}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
 NATURAL_SHARE = 0.5  # of requests that people wrote, where their folder is given
