@@ -12,7 +12,7 @@ English and in four other languages: the right tools (`tool`), also with all arg
 
     python benchmarks/tool_choice.py [BUNDLE[=NAME] ...] [--natural FOLDER] [--count 200] [--quick] [--json]
 
-A full run writes docs/benchmarks/tool_choice.json, which keeps the rows of models that it does not measure.
+A full run writes docs/benchmarks/tool_choice.json. Models are measured in one run: requests change with the corpus.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
-from shared.reporting import benchmark_parser, hand_in, with_former_rows
+from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.data.synthetic import SyntheticConfig, generate
@@ -52,8 +52,6 @@ def main() -> None:
     options = parser.parse_args()
     count = 8 if options.quick else options.count
     rows = [measure(model, options.natural, count) for model in options.models]
-    if not options.quick:
-        rows = with_former_rows(rows, REPORT)
     hand_in({"figures": {row["model"]: row["scores"] for row in rows}, "rows": rows}, REPORT, options)
 
 
