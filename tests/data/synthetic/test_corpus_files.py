@@ -149,6 +149,7 @@ def test_continuations_add_names_and_texts() -> None:
     assert sentiment.weight == pytest.approx(sum(len(label.texts) for label in sentiment.labels) ** 0.5)
     frames = frames_of("en", "train")
     assert {frame.line.file for frame in frames.events} == {"en/events.txt", "en/events_more.txt"}
+    assert {frame.line.file for frame in frames.plain_events} == {"en/events.txt"}
     assert {frame.line.file for frame in frames.others} == {"en/other.txt", "en/other_more.txt"}
 
 

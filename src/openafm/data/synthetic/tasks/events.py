@@ -110,7 +110,8 @@ def _message_and_answer(prompt: str, shaped: Shaped, messages: Sequence[Message]
 def plain_event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
     """Return one to three messages with their events under `EVENT_SCHEMA`, mostly with the canonical instructions.
 
-    Small models train on it: several messages to one week give more answers for each token.
+    Small models train on it: several messages to one week give more answers for each token. The frames are those of
+    events.txt without its continuations: with all of them, micro's million tokens give it fewer right fields.
     """
     frames, today = frames_of(language, split), draw_reference_day(rng)
     if rng.random() < _PLAIN_INSTRUCTIONS_SHARE:
@@ -120,7 +121,14 @@ def plain_event_turns(rng: random.Random, language: str, split: Split) -> tuple[
         instructions = " ".join(reversed(parts) if rng.random() < 0.25 else parts)
     turns: list[Turn] = [Instructions(text=instructions)]
     for _ in range(rng.randint(1, _MOST_PLAIN_MESSAGES)):
-        message = draw_message(rng, frames, today, open_titles=_OPEN_TITLE_SHARE, date_shares=_PLAIN_DATE_SHARES)
+        message = draw_message(
+            rng,
+            frames,
+            today,
+            open_titles=_OPEN_TITLE_SHARE,
+            date_shares=_PLAIN_DATE_SHARES,
+            events=frames.plain_events,
+        )
         turns.append(UserTurn(text=message.text, response_format=EVENT_SCHEMA))
         turns.append(AssistantTurn(text=compact_json(message.event)))
     return tuple(turns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from openafm.data.synthetic.calendar import DATE_SHARES, Phrase
@@ -51,9 +51,10 @@ def draw_message(
     open_titles: float = 0.0,
     date_shares: Mapping[str, float] = DATE_SHARES,
     stated: StatedShares = STATED,
+    events: Sequence[Frame] = (),
 ) -> Message:
-    """A message that announces one event. A share `open_titles` of the titles are arbitrary words."""
-    frame = rng.choice(frames.events)
+    """A message that announces one event, of the frames `events` or all. A share `open_titles` of titles are any words."""
+    frame = rng.choice(events or frames.events)
     values = _EventValues(rng, frames, today, frame, date_shares, stated)
     if open_titles and rng.random() < open_titles:
         values.open_title = frames.draw_open_title(rng)

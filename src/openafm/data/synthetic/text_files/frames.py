@@ -107,6 +107,7 @@ class LanguageFrames:
         self.places = self._read_places(source_file(language, "places.txt"))
         self.distractors = self.words.kinds | DISTRACTORS | set(TITLE_LISTS)
         self.events = self._read_events(source_file(language, "events.txt"))
+        self.plain_events = tuple(frame for frame in self.events if frame.line.file == f"{language}/events.txt")
         self.others, self.openers, self.closers = self._read_others(source_file(language, "other.txt"))
         self.instructions = self._read_instructions(source_file(language, "instructions.txt"))
 
