@@ -153,6 +153,14 @@ def test_continuations_add_names_and_texts() -> None:
     assert {frame.line.file for frame in frames.others} == {"en/other.txt", "en/other_more.txt"}
 
 
+def test_the_validator_names_a_language_without_texts() -> None:
+    from openafm.data.synthetic.validate import main, problems
+
+    assert len(list(problems("xx"))) == 1
+    assert "xx: no such folder" in next(problems("xx"))
+    assert main(["xx"]) == 1
+
+
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [

@@ -33,9 +33,10 @@ from openafm.data.synthetic import (
 )
 from openafm.data.synthetic.announcements import draw_announcement
 from openafm.data.synthetic.rendering import lower
+from openafm.data.synthetic.tasks import labels as labels_module
 from openafm.data.synthetic.tasks.labels import NamedLabel, _draw_further_text, _draw_language
 from openafm.data.synthetic.tasks.notices import notice_turns
-from openafm.data.synthetic.text_files.catalogs import Label, LabelSet
+from openafm.data.synthetic.text_files.catalogs import CatalogSplit, Label, LabelSet
 from openafm.data.synthetic.text_files.frames import frames_of
 from openafm.data.synthetic.text_files.source_text import Line, parse_frame
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, UserTurn
@@ -355,6 +356,25 @@ def test_a_further_text_belongs_to_its_choice_and_other_to_labels_that_are_no_ch
             assert name == {"x": "FIRST", "y": "SECOND", "z": "OTHER"}[letter], text
             found.add(name)
     assert len(found) == 3
+
+
+def test_training_draws_sets_of_many_texts_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_of(name: str, num_texts: int) -> LabelSet:
+        texts = tuple(parse_frame(Line(text=f"{name} text", number=1, file="")) for _ in range(num_texts))
+        return LabelSet(
+            name=name,
+            question="",
+            labels=tuple(Label(name=f"{name}{label}", aliases=(), description="", texts=texts) for label in "ab"),
+        )
+
+    catalog = CatalogSplit(label_sets=(set_of("small", 2), set_of("large", 32)), tools=(), forms=(), small_talk=())
+    monkeypatch.setattr(labels_module, "catalog_of", lambda language, split: catalog)
+    shares = {}
+    for split in ("train", "held_out"):
+        drawn = [labels_module.label_turns(random.Random(seed), "en", split)[1].text.lower() for seed in range(400)]
+        shares[split] = sum("large" in text for text in drawn) / sum("large" in text or "small" in text for text in drawn)
+    assert shares["train"] == pytest.approx(0.8, abs=0.06)  # roots of 64 and 4 texts
+    assert shares["held_out"] == pytest.approx(0.5, abs=0.07)
 
 
 def test_a_lookup_answers_with_the_value_that_stands_beside_the_key() -> None:

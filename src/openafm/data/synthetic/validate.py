@@ -34,7 +34,7 @@ MINIMA = {
 }
 WORD_MINIMA = {"name": 60, "syllable": 40, "city": 60, "street": 8, "company": 12, "phone": 5}
 FILES = tuple(f"{name}.txt" for name in (*MINIMA, "words", "dates", "times", "posters"))
-FURTHER_FILES = ("arithmetic.txt", "scenes.txt")
+OPTIONAL_FILES = ("arithmetic.txt",)
 CONTINUATIONS = ("events_", "other_", "labels_", "tools_", "forms_")
 _ALIKE = 0.75
 _SHINGLE = 4
@@ -43,9 +43,12 @@ _SHINGLE = 4
 def problems(language: str) -> Iterator[str]:
     """Every mistake in the files of a language, with its line."""
     folder = text_folder() / language
+    if not folder.is_dir():
+        yield f"{language}: no such folder of texts; write the files of docs/corpus-authoring.md in {folder}"
+        return
     yield from (f"{language}/{name} is missing" for name in FILES if not (folder / name).exists())
     for path in sorted(folder.iterdir()):
-        if path.name not in (*FILES, *FURTHER_FILES) and not path.name.startswith(CONTINUATIONS):
+        if path.name not in (*FILES, *OPTIONAL_FILES) and not path.name.startswith(CONTINUATIONS):
             yield f"{language}/{path.name} is not read; continuations begin with {', '.join(CONTINUATIONS)}"
     errors: list[SourceTextError] = []
     try:
