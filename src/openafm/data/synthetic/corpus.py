@@ -19,6 +19,7 @@ from openafm.data.synthetic.tasks.natural import natural_turns
 from openafm.data.synthetic.tasks.notes import agenda_turns, note_turns
 from openafm.data.synthetic.tasks.notices import notice_turns
 from openafm.data.synthetic.tasks.tools import tool_turns
+from openafm.data.synthetic.tasks.wordnet import wordnet_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
 _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
@@ -54,7 +55,7 @@ class SyntheticConfig(Config):
     `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds;
     only the lines of a notice beside its title are few, and in both. A share
     `natural_share` of the examples of `train` are requests that people wrote, from the folder `natural`; without a folder,
-    there are none.
+    there are none. A share `wordnet_share` are labels of definitions and sentences of WordNet, from the folder `wordnet`.
     """
 
     seed: int = 0
@@ -63,11 +64,17 @@ class SyntheticConfig(Config):
     languages: dict[str, float] = dataclasses.field(default_factory=_default_languages)
     natural: str = ""
     natural_share: float = 0.0
+    wordnet: str = ""
+    wordnet_share: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(self.tasks, TASKS, "task")
         self._check(self.languages, LANGUAGES, "language")
-        self.require(0 <= self.natural_share <= 1, f"natural_share is a share from 0 to 1, got {self.natural_share}")
+        for name in ("natural_share", "wordnet_share"):
+            share = getattr(self, name)
+            self.require(0 <= share <= 1, f"{name} is a share from 0 to 1, got {share}")
+        total = self.natural_share + self.wordnet_share
+        self.require(total <= 1, f"natural_share and wordnet_share together are at most 1, got {total:g}")
 
     def without_tools(self) -> SyntheticConfig:
         """Return the corpus without the tasks that use tools, for chat templates without a place for them.
@@ -88,8 +95,12 @@ def example(config: SyntheticConfig, index: int) -> Conversation:
     """Return example `index` of the stream, the same in every process."""
     key = hashlib.blake2b(f"{config.seed} {config.split} {index}".encode(), digest_size=8).digest()
     rng = random.Random(int.from_bytes(key, "big"))
-    if config.natural and config.split == "train" and rng.random() < config.natural_share:
-        return Conversation(turns=natural_turns(rng, Path(config.natural)), task="natural", language="en")
+    if config.split == "train" and (config.natural or config.wordnet):
+        drawn = rng.random()
+        if config.natural and drawn < config.natural_share:
+            return Conversation(turns=natural_turns(rng, Path(config.natural)), task="natural", language="en")
+        if config.wordnet and drawn >= 1 - config.wordnet_share:
+            return Conversation(turns=wordnet_turns(rng, Path(config.wordnet)), task="wordnet", language="en")
     task = rng.choices(tuple(config.tasks), tuple(config.tasks.values()))[0]
     language = rng.choices(tuple(config.languages), tuple(config.languages.values()))[0]
     turns = _TASKS[task](rng, language, config.split)
