@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--stage", action="append", default=[], metavar="RECIPE=SHARE", help="A stage and its share of the time."
     )
-    train.add_argument("--natural", default="", help="Folder of requests that people wrote (data/synthetic/natural.py).")
+    train.add_argument(
+        "--natural", default="", help="Folder of requests that people wrote (data/synthetic/tasks/natural.py)."
+    )
+    train.add_argument("--wordnet", default="", help="Folder of WordNet 3.0 (data/synthetic/tasks/wordnet.py).")
     train.add_argument("--examples", type=int, default=0, help="Examples of the built-in corpus; 0: by the cores.")
     train.add_argument("--drawings", type=int, default=0, help="Training drawings of each kind; default: the recipe's.")
     train.add_argument("--rows", type=int, default=0, help="Rows of a step; default: 64 on a GPU, else the recipe's.")
@@ -77,6 +80,8 @@ def _train(options: argparse.Namespace) -> None:
 
     if options.natural and not Path(options.natural).is_dir():
         raise UsageError(f"no folder {options.natural}; pass --natural the folder of requests that people wrote")
+    if options.wordnet and not Path(options.wordnet).is_dir():
+        raise UsageError(f"no folder {options.wordnet}; pass --wordnet the folder of WordNet 3.0, with data.noun")
     stages = {name: _share(name, share) for name, share in map(_pair, options.stage)}
     config = BorrowedConfig(
         minutes=options.minutes,
@@ -87,6 +92,7 @@ def _train(options: argparse.Namespace) -> None:
         num_examples=options.examples,
         num_drawings=options.drawings,
         natural=options.natural,
+        wordnet=options.wordnet,
         rows=options.rows,
         changes=dict(map(_pair, options.set)),
         piece_mb=options.piece_mb,

@@ -20,6 +20,7 @@ from openafm.recipes.shipping.card import Stage
 
 SIZE = "nano"
 NATURAL_KEY = "corpora.built_in.synthetic.natural"
+WORDNET_KEY = "corpora.built_in.synthetic.wordnet"
 STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
 
 
@@ -57,12 +58,14 @@ class TrainedStages:
         return self.recovered or self.compressed
 
 
-def train_all(with_adapter: bool, natural: Path | None = None) -> TrainedStages:
+def train_all(with_adapter: bool, natural: Path | None = None, wordnet: Path | None = None) -> TrainedStages:
     """Run the stages, each from the bundle of the one before. Finished stages are skipped. Errors as `run_recipe`.
 
-    `natural` is the folder of requests that people wrote; without it the model is trained on the built-in corpus alone.
+    `natural` is the folder of requests that people wrote and `wordnet` that of WordNet; without them the model is trained
+    on the built-in corpus alone.
     """
-    changes = {} if natural is None else {NATURAL_KEY: str(natural.resolve())}
+    folders = {NATURAL_KEY: natural, WORDNET_KEY: wordnet}
+    changes = {key: str(folder.resolve()) for key, folder in folders.items() if folder is not None}
     bundles: list[Bundle] = []
     runs: list[Path] = []
     for recipe in STAGES if with_adapter else STAGES[:-1]:
@@ -152,7 +155,7 @@ def read_stage(run: Path) -> Stage:
 def changes_from_recipe(config: RunConfig) -> dict[str, str]:
     """Return the differences from the recipe in the form of `--set`: dotted keys to JSON.
 
-    The folder of natural requests is left out, since it is a path of one machine.
+    The folders of natural requests and of WordNet are left out, since they are paths of one machine.
     """
     recipe = build_run(config.recipe, SIZE)
     if config.trainer.from_bundle is not None:  # these values come from the bundle
@@ -164,7 +167,7 @@ def changes_from_recipe(config: RunConfig) -> dict[str, str]:
         )
         recipe = replace(recipe, tokenizer=None, trainer=trainer)
     if any(corpus.name == "built_in" for corpus in config.corpora):
-        config = override(config, {NATURAL_KEY: '""'})
+        config = override(config, {NATURAL_KEY: '""', WORDNET_KEY: '""'})
     return {key: json.dumps(value, ensure_ascii=False) for key, value in _differences("", to_dict(config), to_dict(recipe))}
 
 

@@ -1,7 +1,7 @@
 """Definitions and sentences of WordNet as texts with labels: what kind of thing a text is about, or which word it defines.
 
-WordNet has 117,000 meanings; the corpus's own label sets have a few hundred labels. Words that stand in no label set of the
-corpus are learned here. WordNet 3.0 is read from a folder that the project does not contain (package wordnet-base of Debian);
+WordNet has 117,000 meanings, and the label sets of the corpus a few thousand labels: words that stand in no label set are
+learned here. WordNet 3.0 is read from a folder that the project does not contain (package wordnet-base of Debian);
 `ATTRIBUTION` goes into the card of a model trained on it.
 """
 
@@ -96,7 +96,11 @@ def _draw_kinds(rng: random.Random, net: WordNet) -> _Labels:
     taken = {meaning.key for meaning in net.below[first.key]} | {first.key}
     wanted = rng.randint(2, _MOST_LABELS)
     for _ in range(_MOST_DRAWS * wanted):
-        kind = rng.choice(near) if near and rng.random() < 0.7 else rng.choices(net.kinds, [each.weight for each in net.kinds])[0]
+        kind = (
+            rng.choice(near)
+            if near and rng.random() < 0.7
+            else rng.choices(net.kinds, [each.weight for each in net.kinds])[0]
+        )
         keys = {meaning.key for meaning in net.below[kind.key]} | {kind.key}
         if kind.words[0] not in found and not taken & keys:
             found[kind.words[0]] = kind
@@ -142,7 +146,9 @@ def read_wordnet(folder: Path) -> WordNet:
         uses = _read_uses(folder / "cntlist.rev")
         found = [meaning for part in _PARTS for meaning in _read_part(folder / f"data.{part}", uses)]
     except (OSError, ValueError, IndexError) as error:
-        raise WordNetError(f"{folder} cannot be read as WordNet 3.0: {error}. Expected data.noun and the files beside it.") from error
+        raise WordNetError(
+            f"{folder} cannot be read as WordNet 3.0: {error}. Expected data.noun and the files beside it."
+        ) from error
     meanings = {meaning.key: meaning for meaning in found}
     below: dict[str, dict[str, Meaning]] = defaultdict(dict)
     children: dict[str, list[Meaning]] = defaultdict(list)
