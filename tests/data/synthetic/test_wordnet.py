@@ -118,5 +118,5 @@ def test_a_folder_without_the_database_and_wrong_shares_are_refused(tmp_path: Pa
         read_wordnet(tmp_path)
     with pytest.raises(ConfigError, match="wordnet_share"):
         SyntheticConfig(wordnet_share=1.5)
-    with pytest.raises(ConfigError, match="together are at most 1"):
+    with pytest.raises(ConfigError, match="are together at most 1"):
         SyntheticConfig(natural_share=0.7, wordnet_share=0.4)

@@ -11,6 +11,7 @@ from pathlib import Path
 from openafm.core.config import Config, nearest
 from openafm.data.synthetic.languages import LANGUAGES, Split
 from openafm.data.synthetic.tasks.arithmetic import arithmetic_turns
+from openafm.data.synthetic.tasks.emoji import emoji_turns
 from openafm.data.synthetic.tasks.events import event_turns, plain_event_turns
 from openafm.data.synthetic.tasks.forms import form_turns
 from openafm.data.synthetic.tasks.labels import label_turns, tagging_turns
@@ -55,7 +56,8 @@ class SyntheticConfig(Config):
     `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds;
     only the lines of a notice beside its title are few, and in both. A share
     `natural_share` of the examples of `train` are requests that people wrote, from the folder `natural`; without a folder,
-    there are none. A share `wordnet_share` are labels of definitions and sentences of WordNet, from the folder `wordnet`.
+    there are none. A share `wordnet_share` are labels of definitions and sentences of WordNet, from the folder `wordnet`,
+    and a share `cldr_share` keywords of emoji in all languages, from the folder `cldr`.
     """
 
     seed: int = 0
@@ -66,15 +68,16 @@ class SyntheticConfig(Config):
     natural_share: float = 0.0
     wordnet: str = ""
     wordnet_share: float = 0.0
+    cldr: str = ""
+    cldr_share: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(self.tasks, TASKS, "task")
         self._check(self.languages, LANGUAGES, "language")
-        for name in ("natural_share", "wordnet_share"):
-            share = getattr(self, name)
+        shares = {name: getattr(self, name) for name in ("natural_share", "wordnet_share", "cldr_share")}
+        for name, share in shares.items():
             self.require(0 <= share <= 1, f"{name} is a share from 0 to 1, got {share}")
-        total = self.natural_share + self.wordnet_share
-        self.require(total <= 1, f"natural_share and wordnet_share together are at most 1, got {total:g}")
+        self.require(sum(shares.values()) <= 1, f"{', '.join(shares)} are together at most 1, got {sum(shares.values()):g}")
 
     def without_tools(self) -> SyntheticConfig:
         """Return the corpus without the tasks that use tools, for chat templates without a place for them.
@@ -95,16 +98,27 @@ def example(config: SyntheticConfig, index: int) -> Conversation:
     """Return example `index` of the stream, the same in every process."""
     key = hashlib.blake2b(f"{config.seed} {config.split} {index}".encode(), digest_size=8).digest()
     rng = random.Random(int.from_bytes(key, "big"))
-    if config.split == "train" and (config.natural or config.wordnet):
-        drawn = rng.random()
-        if config.natural and drawn < config.natural_share:
-            return Conversation(turns=natural_turns(rng, Path(config.natural)), task="natural", language="en")
-        if config.wordnet and drawn >= 1 - config.wordnet_share:
-            return Conversation(turns=wordnet_turns(rng, Path(config.wordnet)), task="wordnet", language="en")
+    folders = {"natural": config.natural, "wordnet": config.wordnet, "cldr": config.cldr}
+    source = ""
+    if config.split == "train" and any(folders.values()):
+        shares = (config.natural_share, config.wordnet_share, config.cldr_share)
+        source = rng.choices((*folders, ""), (*shares, 1 - sum(shares)))[0]
+    if source and folders[source]:
+        return _borrowed(rng, source, Path(folders[source]), config.languages)
     task = rng.choices(tuple(config.tasks), tuple(config.tasks.values()))[0]
     language = rng.choices(tuple(config.languages), tuple(config.languages.values()))[0]
     turns = _TASKS[task](rng, language, config.split)
     return Conversation(turns=turns, task=task, language=language)
+
+
+def _borrowed(rng: random.Random, source: str, folder: Path, languages: Mapping[str, float]) -> Conversation:
+    """An example of what people wrote elsewhere."""
+    if source == "natural":
+        return Conversation(turns=natural_turns(rng, folder), task=source, language="en")
+    if source == "wordnet":
+        return Conversation(turns=wordnet_turns(rng, folder), task=source, language="en")
+    language = rng.choices(tuple(languages), tuple(languages.values()))[0]
+    return Conversation(turns=emoji_turns(rng, language, folder), task=source, language=language)
 
 
 def generate(config: SyntheticConfig, count: int) -> Iterator[Conversation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from openafm.recipes.run import NoRunError, read_run, run_recipe
 from openafm.recipes.shipping.card import Stage
 
 SIZE = "nano"
-NATURAL_KEY = "corpora.built_in.synthetic.natural"
-WORDNET_KEY = "corpora.built_in.synthetic.wordnet"
+FOLDER_KEYS = tuple(f"corpora.built_in.synthetic.{source}" for source in ("natural", "wordnet", "cldr"))
 STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
 
 
@@ -58,14 +57,13 @@ class TrainedStages:
         return self.recovered or self.compressed
 
 
-def train_all(with_adapter: bool, natural: Path | None = None, wordnet: Path | None = None) -> TrainedStages:
+def train_all(with_adapter: bool, folders: Mapping[str, Path] | None = None) -> TrainedStages:
     """Run the stages, each from the bundle of the one before. Finished stages are skipped. Errors as `run_recipe`.
 
-    `natural` is the folder of requests that people wrote and `wordnet` that of WordNet; without them the model is trained
-    on the built-in corpus alone.
+    `folders` are those of `natural`, `wordnet` and `cldr` (`SyntheticConfig`); without them the model is trained on the
+    built-in corpus alone.
     """
-    folders = {NATURAL_KEY: natural, WORDNET_KEY: wordnet}
-    changes = {key: str(folder.resolve()) for key, folder in folders.items() if folder is not None}
+    changes = {f"corpora.built_in.synthetic.{name}": str(folder.resolve()) for name, folder in (folders or {}).items()}
     bundles: list[Bundle] = []
     runs: list[Path] = []
     for recipe in STAGES if with_adapter else STAGES[:-1]:
@@ -155,7 +153,7 @@ def read_stage(run: Path) -> Stage:
 def changes_from_recipe(config: RunConfig) -> dict[str, str]:
     """Return the differences from the recipe in the form of `--set`: dotted keys to JSON.
 
-    The folders of natural requests and of WordNet are left out, since they are paths of one machine.
+    The folders of what people wrote elsewhere are left out, since they are paths of one machine.
     """
     recipe = build_run(config.recipe, SIZE)
     if config.trainer.from_bundle is not None:  # these values come from the bundle
@@ -167,7 +165,7 @@ def changes_from_recipe(config: RunConfig) -> dict[str, str]:
         )
         recipe = replace(recipe, tokenizer=None, trainer=trainer)
     if any(corpus.name == "built_in" for corpus in config.corpora):
-        config = override(config, {NATURAL_KEY: '""', WORDNET_KEY: '""'})
+        config = override(config, dict.fromkeys(FOLDER_KEYS, '""'))
     return {key: json.dumps(value, ensure_ascii=False) for key, value in _differences("", to_dict(config), to_dict(recipe))}
 
 

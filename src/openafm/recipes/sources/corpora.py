@@ -20,6 +20,7 @@ from openafm.data.shards.files import address_of
 from openafm.data.shards.manifest import ShardError
 from openafm.data.shards.token_shards import open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.data.synthetic.tasks.emoji import ATTRIBUTION as CLDR
 from openafm.data.synthetic.tasks.mixed import MixedLanguagesConfig, mixed_conversations
 from openafm.data.synthetic.tasks.natural import ATTRIBUTIONS
 from openafm.data.synthetic.tasks.wordnet import ATTRIBUTION as WORDNET
@@ -99,6 +100,8 @@ class SyntheticCorpusConfig(CorpusConfig):
             text += f", {self.synthetic.natural_share:.0%} of them requests that people wrote ({sources})"
         if self.synthetic.wordnet and self.synthetic.wordnet_share:
             text += f", {self.synthetic.wordnet_share:.0%} of them labels of definitions and sentences ({WORDNET})"
+        if self.synthetic.cldr and self.synthetic.cldr_share:
+            text += f", {self.synthetic.cldr_share:.0%} of them keywords of emoji ({CLDR})"
         return text
 
 
