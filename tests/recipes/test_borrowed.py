@@ -111,14 +111,12 @@ def test_a_bundle_leaves_room_for_those_of_later_stages(tmp_path: Path) -> None:
 
 
 def test_the_built_in_corpus_follows_the_machine(tmp_path: Path) -> None:
-    config = BorrowedConfig(natural=str(tmp_path), wordnet=str(tmp_path), cldr=str(tmp_path), num_examples=70)
+    config = BorrowedConfig(natural=str(tmp_path), num_examples=70)
     training, held_out, _ = stage_corpora(config, "on_device.sft")
     assert isinstance(training, SyntheticCorpusConfig)
     assert isinstance(held_out, SyntheticCorpusConfig)
-    assert (training.num_examples, held_out.num_examples) == (70, 1_000)
-    for name in ("natural", "wordnet", "cldr"):
-        assert getattr(training.synthetic, name) == str(tmp_path)
-        assert getattr(held_out.synthetic, name) == ""
+    assert (training.num_examples, training.synthetic.natural) == (70, str(tmp_path))
+    assert (held_out.num_examples, held_out.synthetic.natural) == (1_000, "")
 
 
 def test_a_first_stage_that_sees_has_the_model_of_its_recipe() -> None:
@@ -175,7 +173,6 @@ def test_a_compiler_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> N
         (["--examples", "-5"], "num_examples, num_drawings and rows must not be negative"),
         (["--rows", "-5"], "num_examples, num_drawings and rows must not be negative"),
         (["--natural", "none"], "no folder none"),
-        (["--wordnet", "none"], "no folder none"),
         (["--stage", "vision.clip=1"], "vision.clip trains no decoder"),
     ],
 )

@@ -27,7 +27,7 @@ CORPUS = {"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"ta
 
 def small(recipe: str, size: str, *, start: str | None = None, changes: Mapping[str, str]) -> RunConfig:
     """Return the stage with two steps and a model of two layers."""
-    assert not changes  # no folder of natural requests or of WordNet
+    assert not changes  # no folder of natural requests
     changes = {
         "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
         "corpora": json.dumps([CORPUS]),

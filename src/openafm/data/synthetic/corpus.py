@@ -11,7 +11,6 @@ from pathlib import Path
 from openafm.core.config import Config, nearest
 from openafm.data.synthetic.languages import LANGUAGES, Split
 from openafm.data.synthetic.tasks.arithmetic import arithmetic_turns
-from openafm.data.synthetic.tasks.emoji import emoji_turns
 from openafm.data.synthetic.tasks.events import event_turns, plain_event_turns
 from openafm.data.synthetic.tasks.forms import form_turns
 from openafm.data.synthetic.tasks.labels import label_turns, tagging_turns
@@ -20,7 +19,6 @@ from openafm.data.synthetic.tasks.natural import natural_turns
 from openafm.data.synthetic.tasks.notes import agenda_turns, note_turns
 from openafm.data.synthetic.tasks.notices import notice_turns
 from openafm.data.synthetic.tasks.tools import tool_turns
-from openafm.data.synthetic.tasks.wordnet import wordnet_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
 _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
@@ -56,8 +54,7 @@ class SyntheticConfig(Config):
     `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds;
     only the lines of a notice beside its title are few, and in both. A share
     `natural_share` of the examples of `train` are requests that people wrote, from the folder `natural`; without a folder,
-    there are none. A share `wordnet_share` are labels of definitions and sentences of WordNet, from the folder `wordnet`,
-    and a share `cldr_share` keywords of emoji in all languages, from the folder `cldr`.
+    there are none.
     """
 
     seed: int = 0
@@ -66,18 +63,11 @@ class SyntheticConfig(Config):
     languages: dict[str, float] = dataclasses.field(default_factory=_default_languages)
     natural: str = ""
     natural_share: float = 0.0
-    wordnet: str = ""
-    wordnet_share: float = 0.0
-    cldr: str = ""
-    cldr_share: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(self.tasks, TASKS, "task")
         self._check(self.languages, LANGUAGES, "language")
-        shares = {name: getattr(self, name) for name in ("natural_share", "wordnet_share", "cldr_share")}
-        for name, share in shares.items():
-            self.require(0 <= share <= 1, f"{name} is a share from 0 to 1, got {share}")
-        self.require(sum(shares.values()) <= 1, f"{', '.join(shares)} are together at most 1, got {sum(shares.values()):g}")
+        self.require(0 <= self.natural_share <= 1, f"natural_share is a share from 0 to 1, got {self.natural_share}")
 
     def without_tools(self) -> SyntheticConfig:
         """Return the corpus without the tasks that use tools, for chat templates without a place for them.
@@ -98,27 +88,12 @@ def example(config: SyntheticConfig, index: int) -> Conversation:
     """Return example `index` of the stream, the same in every process."""
     key = hashlib.blake2b(f"{config.seed} {config.split} {index}".encode(), digest_size=8).digest()
     rng = random.Random(int.from_bytes(key, "big"))
-    folders = {"natural": config.natural, "wordnet": config.wordnet, "cldr": config.cldr}
-    source = ""
-    if config.split == "train" and any(folders.values()):
-        shares = (config.natural_share, config.wordnet_share, config.cldr_share)
-        source = rng.choices((*folders, ""), (*shares, 1 - sum(shares)))[0]
-    if source and folders[source]:
-        return _borrowed(rng, source, Path(folders[source]), config.languages)
+    if config.natural and config.split == "train" and rng.random() < config.natural_share:
+        return Conversation(turns=natural_turns(rng, Path(config.natural)), task="natural", language="en")
     task = rng.choices(tuple(config.tasks), tuple(config.tasks.values()))[0]
     language = rng.choices(tuple(config.languages), tuple(config.languages.values()))[0]
     turns = _TASKS[task](rng, language, config.split)
     return Conversation(turns=turns, task=task, language=language)
-
-
-def _borrowed(rng: random.Random, source: str, folder: Path, languages: Mapping[str, float]) -> Conversation:
-    """An example of what people wrote elsewhere."""
-    if source == "natural":
-        return Conversation(turns=natural_turns(rng, folder), task=source, language="en")
-    if source == "wordnet":
-        return Conversation(turns=wordnet_turns(rng, folder), task=source, language="en")
-    language = rng.choices(tuple(languages), tuple(languages.values()))[0]
-    return Conversation(turns=emoji_turns(rng, language, folder), task=source, language=language)
 
 
 def generate(config: SyntheticConfig, count: int) -> Iterator[Conversation]:

@@ -19,11 +19,6 @@ from openafm.core.pieces import join_pieces
 from openafm.recipes.borrowed.config import BorrowedConfig
 
 DEFAULT = BorrowedConfig()
-_FOLDERS = {
-    "natural": "the folder of requests that people wrote",
-    "wordnet": "the folder of WordNet 3.0, with data.noun",
-    "cldr": "the folder of CLDR that has annotations",
-}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,11 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--stage", action="append", default=[], metavar="RECIPE=SHARE", help="A stage and its share of the time."
     )
-    train.add_argument(
-        "--natural", default="", help="Folder of requests that people wrote (data/synthetic/tasks/natural.py)."
-    )
-    train.add_argument("--wordnet", default="", help="Folder of WordNet 3.0 (data/synthetic/tasks/wordnet.py).")
-    train.add_argument("--cldr", default="", help="Folder of CLDR (data/synthetic/tasks/emoji.py).")
+    train.add_argument("--natural", default="", help="Folder of requests that people wrote (data/synthetic/natural.py).")
     train.add_argument("--examples", type=int, default=0, help="Examples of the built-in corpus; 0: by the cores.")
     train.add_argument("--drawings", type=int, default=0, help="Training drawings of each kind; default: the recipe's.")
     train.add_argument("--rows", type=int, default=0, help="Rows of a step; default: 64 on a GPU, else the recipe's.")
@@ -84,10 +75,8 @@ def _train(options: argparse.Namespace) -> None:
     from openafm.recipes.borrowed.run import train_borrowed
     from openafm.training.checkpoints.record import AnotherRunError
 
-    for name, expected in _FOLDERS.items():
-        folder = getattr(options, name)
-        if folder and not Path(folder).is_dir():
-            raise UsageError(f"no folder {folder}; pass --{name} {expected}")
+    if options.natural and not Path(options.natural).is_dir():
+        raise UsageError(f"no folder {options.natural}; pass --natural the folder of requests that people wrote")
     stages = {name: _share(name, share) for name, share in map(_pair, options.stage)}
     config = BorrowedConfig(
         minutes=options.minutes,
@@ -98,8 +87,6 @@ def _train(options: argparse.Namespace) -> None:
         num_examples=options.examples,
         num_drawings=options.drawings,
         natural=options.natural,
-        wordnet=options.wordnet,
-        cldr=options.cldr,
         rows=options.rows,
         changes=dict(map(_pair, options.set)),
         piece_mb=options.piece_mb,

@@ -21,8 +21,6 @@ class BorrowedConfig(Config):
         num_examples: examples of the built-in corpus; 0 as many as the cores generate in `generate_seconds`.
         num_drawings: training drawings of each kind; 0 is the recipe's number.
         natural: the folder of requests that people wrote, for the recipes that use them.
-        wordnet: the folder of WordNet 3.0, likewise.
-        cldr: the folder of CLDR with its annotations, likewise.
         rows: rows of a step of the stages that come back; 0 is `gpu_rows` on CUDA and the recipe's elsewhere.
         changes: values of the stages that come back, by dotted key.
         piece_mb: MiB of a file that comes back, at most.
@@ -39,8 +37,6 @@ class BorrowedConfig(Config):
     generate_seconds: float = 45.0
     num_drawings: int = 0
     natural: str = ""
-    wordnet: str = ""
-    cldr: str = ""
     rows: int = 0
     gpu_rows: int = 64
     changes: dict[str, str] = field(default_factory=dict)

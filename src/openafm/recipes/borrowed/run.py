@@ -154,17 +154,12 @@ def stage_corpora(config: BorrowedConfig, stage: str) -> tuple[CorpusConfig, ...
     corpora = []
     for corpus in build_run(stage, config.size).corpora:
         if isinstance(corpus, SyntheticCorpusConfig) and corpus.synthetic.split == "train":
-            natural, wordnet, cldr = map(_absolute, (config.natural, config.wordnet, config.cldr))
-            synthetic = replace(corpus.synthetic, natural=natural, wordnet=wordnet, cldr=cldr)
+            synthetic = replace(corpus.synthetic, natural=config.natural and str(Path(config.natural).resolve()))
             corpus = replace(corpus, synthetic=synthetic, num_examples=num_examples)
         if isinstance(corpus, DrawnCorpusConfig) and corpus.drawing.split == "train" and config.num_drawings:
             corpus = replace(corpus, drawing=replace(corpus.drawing, count=config.num_drawings))
         corpora.append(corpus)
     return tuple(corpora)
-
-
-def _absolute(folder: str) -> str:
-    return folder and str(Path(folder).resolve())
 
 
 @contextmanager

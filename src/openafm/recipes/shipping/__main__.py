@@ -28,8 +28,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--results", type=Path, help="JSON of all figures; default: docs/benchmarks/, or OUT.json.")
     parser.add_argument("--from-bundles", nargs="+", metavar="BUNDLE", help="Train nothing: SFT QAT [RECOVERED].")
     parser.add_argument("--natural", type=Path, help="Folder of requests that people wrote (synthetic/tasks/natural.py).")
-    parser.add_argument("--wordnet", type=Path, help="Folder of WordNet 3.0 (synthetic/tasks/wordnet.py).")
-    parser.add_argument("--cldr", type=Path, help="Folder of CLDR with its annotations (synthetic/tasks/emoji.py).")
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="Run folders of --from-bundles, PRETRAIN first.")
     parser.add_argument("--former", type=Path, help="Results of the shipped model whose decoded weights start the runs.")
     parser.add_argument("--without-adapter", action="store_true", help="Ship the compressed model alone.")
@@ -41,8 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.from_bundles:
             trained = open_trained(options.from_bundles, options.runs, with_adapter, options.former)
         else:
-            folders = {"natural": options.natural, "wordnet": options.wordnet, "cldr": options.cldr}
-            trained = train_all(with_adapter, {name: folder for name, folder in folders.items() if folder})
+            trained = train_all(with_adapter, options.natural)
         ship(trained, out, results_file, options.examples, options.natural)
     except OpenAFMError as error:
         print(f"openafm: {error}", file=sys.stderr)

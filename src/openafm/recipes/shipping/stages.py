@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from openafm.recipes.run import NoRunError, read_run, run_recipe
 from openafm.recipes.shipping.card import Stage
 
 SIZE = "nano"
-FOLDER_KEYS = tuple(f"corpora.built_in.synthetic.{source}" for source in ("natural", "wordnet", "cldr"))
+NATURAL_KEY = "corpora.built_in.synthetic.natural"
 STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
 
 
@@ -57,13 +57,12 @@ class TrainedStages:
         return self.recovered or self.compressed
 
 
-def train_all(with_adapter: bool, folders: Mapping[str, Path] | None = None) -> TrainedStages:
+def train_all(with_adapter: bool, natural: Path | None = None) -> TrainedStages:
     """Run the stages, each from the bundle of the one before. Finished stages are skipped. Errors as `run_recipe`.
 
-    `folders` are those of `natural`, `wordnet` and `cldr` (`SyntheticConfig`); without them the model is trained on the
-    built-in corpus alone.
+    `natural` is the folder of requests that people wrote; without it the model is trained on the built-in corpus alone.
     """
-    changes = {f"corpora.built_in.synthetic.{name}": str(folder.resolve()) for name, folder in (folders or {}).items()}
+    changes = {} if natural is None else {NATURAL_KEY: str(natural.resolve())}
     bundles: list[Bundle] = []
     runs: list[Path] = []
     for recipe in STAGES if with_adapter else STAGES[:-1]:
@@ -153,7 +152,7 @@ def read_stage(run: Path) -> Stage:
 def changes_from_recipe(config: RunConfig) -> dict[str, str]:
     """Return the differences from the recipe in the form of `--set`: dotted keys to JSON.
 
-    The folders of what people wrote elsewhere are left out, since they are paths of one machine.
+    The folder of natural requests is left out, since it is a path of one machine.
     """
     recipe = build_run(config.recipe, SIZE)
     if config.trainer.from_bundle is not None:  # these values come from the bundle
@@ -165,7 +164,7 @@ def changes_from_recipe(config: RunConfig) -> dict[str, str]:
         )
         recipe = replace(recipe, tokenizer=None, trainer=trainer)
     if any(corpus.name == "built_in" for corpus in config.corpora):
-        config = override(config, dict.fromkeys(FOLDER_KEYS, '""'))
+        config = override(config, {NATURAL_KEY: '""'})
     return {key: json.dumps(value, ensure_ascii=False) for key, value in _differences("", to_dict(config), to_dict(recipe))}
 
 

@@ -20,10 +20,8 @@ from openafm.data.shards.files import address_of
 from openafm.data.shards.manifest import ShardError
 from openafm.data.shards.token_shards import open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.data.synthetic.tasks.emoji import ATTRIBUTION as CLDR
 from openafm.data.synthetic.tasks.mixed import MixedLanguagesConfig, mixed_conversations
 from openafm.data.synthetic.tasks.natural import ATTRIBUTIONS
-from openafm.data.synthetic.tasks.wordnet import ATTRIBUTION as WORDNET
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import AssistantTurn, Conversation
 from openafm.tokenizer.template import BaseChatTemplate
@@ -95,14 +93,10 @@ class SyntheticCorpusConfig(CorpusConfig):
         tasks = ", ".join(f"{task} {share:.0%}" for task, share in self.synthetic.tasks.items())
         is_english = {language for language, share in self.synthetic.languages.items() if share} == {"en"}
         text = f"{self.num_examples:,} {'English ' * is_english}examples of the built-in corpus ({tasks})"
-        if self.synthetic.natural and self.synthetic.natural_share:
-            sources = "; ".join(ATTRIBUTIONS.values())
-            text += f", {self.synthetic.natural_share:.0%} of them requests that people wrote ({sources})"
-        if self.synthetic.wordnet and self.synthetic.wordnet_share:
-            text += f", {self.synthetic.wordnet_share:.0%} of them labels of definitions and sentences ({WORDNET})"
-        if self.synthetic.cldr and self.synthetic.cldr_share:
-            text += f", {self.synthetic.cldr_share:.0%} of them keywords of emoji ({CLDR})"
-        return text
+        if not self.synthetic.natural or not self.synthetic.natural_share:
+            return text
+        sources = "; ".join(ATTRIBUTIONS.values())
+        return f"{text}, {self.synthetic.natural_share:.0%} of them requests that people wrote ({sources})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,7 @@ MICRO_TASKS = {"plain_event": 0.9, "note": 0.1}
 NANO_TASKS = {"event": 0.16, "agenda": 0.08, "note": 0.03, "notice": 0.03, "tool": 0.24, "form": 0.18, "label": 0.2}
 NANO_TASKS |= {"lookup": 0.02, "reorder": 0.03, "tagging": 0.02, "arithmetic": 0.01}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
-# Of requests that people wrote, of WordNet's definitions and sentences and of CLDR's emoji, where their folders are given.
-NATURAL_SHARE, WORDNET_SHARE, CLDR_SHARE = 0.4, 0.15, 0.05
+NATURAL_SHARE = 0.5  # of requests that people wrote, where their folder is given
 ENGLISH = {"en": 1.0}
 COPIES = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
 
@@ -47,13 +46,7 @@ def micro_corpus(learn: Learn, num_examples: int) -> SyntheticCorpusConfig:
 
 def nano_corpora(learn: Learn = "answers") -> tuple[SyntheticCorpusConfig, ...]:
     """Return the training and the held-out corpus of the nano model. Held-out losses are those of answers."""
-    train = SyntheticConfig(
-        tasks=NANO_TASKS,
-        languages=NANO_LANGUAGES,
-        natural_share=NATURAL_SHARE,
-        wordnet_share=WORDNET_SHARE,
-        cldr_share=CLDR_SHARE,
-    )
+    train = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, natural_share=NATURAL_SHARE)
     held_out = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, split="held_out")
     return (
         SyntheticCorpusConfig(name="built_in", learn=learn, synthetic=train, num_examples=400_000),

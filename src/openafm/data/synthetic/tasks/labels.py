@@ -51,7 +51,7 @@ def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, 
         further, answer = _draw_further_text(rng, labels, choices, frames)
         if further not in [text for text, _ in texts]:  # the answer would be a copy
             texts.append((further, answer))
-    return choice_turns(rng, texts, choices, language, split, labels.question)
+    return _choice_turns(rng, texts, choices, language, split, labels.question)
 
 
 def labeled_turns(
@@ -65,10 +65,10 @@ def labeled_turns(
 ) -> tuple[Turn, ...]:
     """Return a text with labels to choose from, as a schema or in the instructions, and the right one."""
     choices, answer = _draw_choices(rng, gold, others)
-    return choice_turns(rng, [(text, answer)], choices, language, split, question)
+    return _choice_turns(rng, [(text, answer)], choices, language, split, question)
 
 
-def choice_turns(
+def _choice_turns(
     rng: random.Random,
     texts: Sequence[tuple[str, str]],
     choices: Sequence[NamedLabel],
