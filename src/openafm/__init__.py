@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from openafm.framework.backends.openai_model import OpenAICompatibleModel as OpenAICompatibleModel
     from openafm.framework.backends.system_model import SystemLanguageModel as SystemLanguageModel
     from openafm.framework.backends.system_model import SystemLanguageModelUseCase as SystemLanguageModelUseCase
+    from openafm.framework.classification import Classification as Classification
+    from openafm.framework.classification import Classifier as Classifier
     from openafm.framework.errors import AssetsUnavailableError as AssetsUnavailableError
     from openafm.framework.errors import ConcurrentRequestsError as ConcurrentRequestsError
     from openafm.framework.errors import DecodingFailureError as DecodingFailureError
@@ -139,6 +141,8 @@ _MODULES = {
     "AssistantTurn": "tokenizer.conversation",
     "Attachment": "framework.transcripts.prompt",
     "Capability": "framework.backends.language_model",
+    "Classification": "framework.classification",
+    "Classifier": "framework.classification",
     "CompatibleAdapterNotFoundError": "framework.backends.adapter",
     "ConcurrentRequestsError": "framework.errors",
     "ContentWarning": "framework.profiling.profile",

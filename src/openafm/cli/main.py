@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_command_name
 from typer.models import CommandInfo
 
-from openafm.cli import apple_sdk, chat, complete, doctor, quickstart, respond
+from openafm.cli import apple_sdk, chat, classify, complete, doctor, quickstart, respond
 from openafm.cli.data import commands as data
 from openafm.cli.evaluation import annotate, evaluate, grade, safety
 from openafm.cli.models import adapter, average, bundles, compress, export, import_, library, resign
@@ -94,6 +94,7 @@ app.command()(doctor.doctor)
 app.command()(respond.respond)
 app.command()(chat.chat)
 app.command()(complete.complete)
+app.command()(classify.classify)
 app.command()(serve.serve)
 app.command()(play.play)
 app.command(context_settings={"allow_interspersed_args": False})(profile.profile)
@@ -105,7 +106,7 @@ app.add_typer(evaluate.app, name="evaluate")
 REPORT_SECONDS = 5.0
 """How long other ranks wait, so that rank 0 prints a shared error before the launcher ends it."""
 
-ONE_TEXT = ("openafm respond", "openafm complete")
+ONE_TEXT = ("openafm respond", "openafm complete", "openafm classify")
 """Commands whose only argument is a text, which a shell splits without quotes."""
 
 # The common base of typer's exceptions for unknown options and missing arguments.

@@ -12,7 +12,7 @@ import random
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from openafm.core.errors import UsageError
 from openafm.evaluation.fresh.cases import Case, label_schema, object_schema
@@ -23,14 +23,14 @@ TOOL_SETS = ("snips", "home")
 NUM_LABELS, NUM_TOOLS = 4, 5
 
 
-def natural_cases(folder: Path, count: int, seed: int = 0) -> list[Case]:
-    """`count` cases of each set and task.
+def natural_cases(folder: Path, count: int, seed: int = 0, part: Literal["test", "train"] = "test") -> list[Case]:
+    """`count` cases of each set and task. Those of `train` are for choices that must not see the test parts.
 
     Raises:
         UsageError: the folder lacks a set.
     """
-    labels = [case for name in LABEL_SETS for case in _label_cases(name, _read(folder, name), count, seed)]
-    return labels + [case for name in TOOL_SETS for case in _tool_cases(name, _read(folder, name), count, seed)]
+    labels = [case for name in LABEL_SETS for case in _label_cases(name, _read(folder, name, part), count, seed)]
+    return labels + [case for name in TOOL_SETS for case in _tool_cases(name, _read(folder, name, part), count, seed)]
 
 
 def words(intent: str) -> str:
@@ -97,9 +97,9 @@ def _intents(row: dict[str, Any]) -> list[str]:
     return [row["intent"]] if row["intent"] else []
 
 
-def _read(folder: Path, name: str) -> list[dict[str, Any]]:
-    path = folder / f"{name}-test.jsonl.gz"
+def _read(folder: Path, name: str, part: str) -> list[dict[str, Any]]:
+    path = folder / f"{name}-{part}.jsonl.gz"
     if not path.is_file():
-        raise UsageError(f"{path} does not exist; pass the folder that holds {', '.join(LABEL_SETS)} as NAME-test.jsonl.gz")
+        raise UsageError(f"{path} does not exist; pass the folder with NAME-{part}.jsonl.gz of {', '.join(LABEL_SETS)}")
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]

@@ -1,6 +1,6 @@
-"""Log-likelihoods of texts and raw continuations, without a chat template: the interface of evaluation harnesses.
+"""Log-likelihoods of texts and choices, and raw continuations, without a chat template; evaluation harnesses use them.
 
-Shapes: N tokens of a window, V tokens of the tokenizer.
+Shapes: N tokens of a window or an answer, V tokens of the tokenizer, C choices.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from openafm.runtime.engines.base import ContextWindowError
 
 if TYPE_CHECKING:
     from openafm.runtime.engines.base import Engine
+    from openafm.runtime.engines.base import Sequence as EngineSequence
     from openafm.tokenizer.bpe import Tokenizer
 
 
@@ -101,6 +102,37 @@ class Scorer:
             if not text.endswith("\ufffd"):  # a character that is not complete yet
                 yield text
 
+    def choice_scores(
+        self, sequence: EngineSequence, prompt: Sequence[int], choices: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64]:
+        """Return the log probability of each choice of tokens after a prompt, [C].
+
+        `sequence` holds a beginning of the prompt, without its last token, and afterwards all of it: the prompt is computed
+        once for all choices.
+
+        Raises:
+            ContextWindowError: the prompt and a choice do not fit into the context window.
+        """
+        num_tokens = len(prompt) + max(map(len, choices)) - 1
+        if num_tokens > self.engine.context_length:
+            raise ContextWindowError(num_tokens, self.engine.context_length)
+        (logits_V,) = self.engine.step([(sequence, prompt[sequence.length :])])
+        first_log_p_1V = self._log_softmax(logits_V[None])
+        forks = [self.engine.fork(sequence) for _ in choices]
+        try:
+            steps = [(fork, list(choice[:-1])) for fork, choice in zip(forks, choices, strict=True) if len(choice) > 1]
+            rests = iter(self.engine.step(steps, "all") if steps else ())
+            scores = []
+            for choice in choices:
+                log_p_NV = first_log_p_1V
+                if len(choice) > 1:
+                    log_p_NV = np.concatenate([first_log_p_1V, self._log_softmax(next(rests))])
+                scores.append(log_p_NV[np.arange(len(choice)), np.asarray(choice)].sum())
+        finally:
+            for fork in forks:
+                self.engine.close(fork)
+        return np.asarray(scores, dtype=np.float64)
+
     def token_scores(self, tokens: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the log probability of each token but the first, and whether it is the most likely one.
 
@@ -115,13 +147,17 @@ class Scorer:
         for start in range(0, len(tokens) - 1, CHUNK_TOKENS):  # all logits of a long text do not fit into memory
             stop = min(start + CHUNK_TOKENS, len(tokens) - 1)
             (logits_NV,) = self.engine.step([(sequence, list(tokens[start:stop]))], "all")
-            logits_NV = logits_NV[:, : self.tokenizer.vocab_size].astype(np.float64)
-            logits_NV -= logits_NV.max(axis=1, keepdims=True)
+            log_p_NV = self._log_softmax(logits_NV)
             targets_N = np.asarray(tokens[start + 1 : stop + 1])
-            chosen_N = np.take_along_axis(logits_NV, targets_N[:, None], axis=1)[:, 0]
-            log_p.append(chosen_N - np.log(np.exp(logits_NV).sum(axis=1)))
-            is_greedy.append(logits_NV.argmax(axis=1) == targets_N)
+            log_p.append(np.take_along_axis(log_p_NV, targets_N[:, None], axis=1)[:, 0])
+            is_greedy.append(log_p_NV.argmax(axis=1) == targets_N)
         return np.concatenate(log_p), np.concatenate(is_greedy)
+
+    def _log_softmax(self, logits_NV: NDArray[np.float32]) -> NDArray[np.float64]:
+        shifted_NV = logits_NV[:, : self.tokenizer.vocab_size].astype(np.float64)
+        shifted_NV -= shifted_NV.max(axis=1, keepdims=True)
+        log_p_NV: NDArray[np.float64] = shifted_NV - np.log(np.exp(shifted_NV).sum(axis=1, keepdims=True))
+        return log_p_NV
 
     def _encoded(self, text: str) -> list[int]:
         return [self.tokenizer.special.bos, *self.tokenizer.encode(text)]

@@ -1,0 +1,151 @@
+"""`Classifier`: which label of a set fits a text, with calibrated probabilities.
+
+A guided response under an `enum` prefers some labels for their name and place, whatever the text is. A classifier scores
+every label and subtracts a part of the score that it has for texts without content (contextual calibration, arXiv
+2102.09690).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.framework.backends.language_model import LanguageModel
+from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.framework.backends.system_model import SystemLanguageModel
+from openafm.framework.errors import GuardrailViolationError, RefusalError, UnsupportedCapabilityError
+from openafm.framework.session.answer_checks import framework_errors
+from openafm.safety.guardrail import Allowed, Refused, Violation
+from openafm.tokenizer.chat_template import opened
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, UserTurn
+from openafm.tokenizer.schema_text import compact_json
+
+CONTENT_FREE = ("", "N/A")
+PRIOR_WEIGHT = 0.75
+"""Of 0, 0.25, 0.5, 0.75 and 1 the best on requests of nano's training (`benchmarks/label_calibration.py`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classification:
+    """The label with the highest probability, and the probabilities of all labels in the order given."""
+
+    label: str
+    probabilities: dict[str, float]
+
+
+class Classifier:
+    """Choose one of a set of labels for each text. Thread-safe.
+
+    Args:
+        labels: two or more names, or names with descriptions, which the model reads; an empty one is left out.
+        instructions: what is decided, such as "What does the customer want?".
+        model: a model on this machine; by default that of sessions.
+        prior_weight: how much of the scores of texts without content is subtracted: 0 is none.
+
+    Raises:
+        ValueError: fewer than two labels, an empty one, or one given twice.
+        UnsupportedCapabilityError: the model is a server, which gives no scores of labels.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str] | Mapping[str, str],
+        instructions: str = "Classify the text.",
+        *,
+        model: LanguageModel | None = None,
+        prior_weight: float = PRIOR_WEIGHT,
+    ) -> None:
+        self.labels = tuple(labels)
+        if isinstance(labels, str) or len(self.labels) < 2:
+            raise ValueError(f"'labels' needs two or more labels, got {labels!r}")
+        if not all(isinstance(label, str) and label.strip() for label in self.labels):
+            raise ValueError(f"'labels' must be texts that are not empty, got {labels!r}")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"'labels' has a label twice: {labels!r}")
+        self.model = SystemLanguageModel() if model is None else model
+        if not isinstance(self.model, SystemLanguageModel):
+            raise UnsupportedCapabilityError(
+                f"a classifier needs the scores of labels, which the model {self.model.name} does not give; use a"
+                " SystemLanguageModel, or a session with an enum in its schema"
+            )
+        descriptions = labels if isinstance(labels, Mapping) else {}
+        described = (f"{name}: {text}" for name, text in descriptions.items() if text)
+        self.instructions = "\n".join([instructions, *described])
+        self.prior_weight = prior_weight
+        self._lock = threading.Lock()
+        self._priors_L: NDArray[np.float64] | None = None
+
+    async def classify(self, text: str) -> Classification:
+        """As `classify_blocking`, without blocking the event loop."""
+        return await asyncio.to_thread(self.classify_blocking, text)
+
+    def classify_blocking(self, text: str) -> Classification:
+        """Return the label of a text and the probabilities of all.
+
+        Raises:
+            ValueError: the text is empty.
+            GuardrailViolationError: a guardrail blocked the text.
+            RefusalError: the guardrail declined it.
+            ExceededContextWindowSizeError: labels and text exceed the context window.
+            AssetsUnavailableError: the model is not on this machine, or is damaged.
+        """
+        if not text.strip():
+            raise ValueError("there is no text to classify")
+        assert isinstance(self.model, SystemLanguageModel)
+        self._check(text)
+        with framework_errors():
+            loaded = self.model.load()
+            scores_L = self._scores(loaded, text) - self.prior_weight * self._priors(loaded)
+        odds_L = np.exp(scores_L - scores_L.max())
+        probabilities = dict(zip(self.labels, (odds_L / odds_L.sum()).tolist(), strict=True))
+        return Classification(label=self.labels[int(scores_L.argmax())], probabilities=probabilities)
+
+    def _check(self, text: str) -> None:
+        guardrail = self.model.guardrail(is_guided=True)
+        match Allowed() if guardrail is None else guardrail.check_input(text):
+            case Violation(category=category, reason=reason):
+                message = f"a guardrail blocked the text ({category}): {reason}"
+                raise GuardrailViolationError(message, side="prompt", category=category, reason=reason)
+            case Refused(reason=reason):
+                raise RefusalError(f"the model declined to classify the text: {reason}", lambda: reason)
+
+    def _priors(self, loaded: LoadedModel) -> NDArray[np.float64]:
+        """The mean scores of texts without content, [L], computed once."""
+        if not self.prior_weight:
+            return np.zeros(len(self.labels))
+        with self._lock:
+            if self._priors_L is None:
+                self._priors_L = np.mean([self._scores(loaded, text) for text in CONTENT_FREE], axis=0)
+            return self._priors_L
+
+    def _scores(self, loaded: LoadedModel, text: str) -> NDArray[np.float64]:
+        """The log probability of each label as the whole answer, [L]."""
+        tokenizer, template = loaded.tokenizer, loaded.template
+        opening, question = Instructions(text=self.instructions), UserTurn(text=text, response_format=self._schema())
+        turns = opened((opening, question))
+        prompt = [*template.encode(tokenizer, turns).tokens, *template.generation_prompt(tokenizer)]
+        sequence = loaded.prefixes.begin(prompt[:-1])
+        scores_L = loaded.scorer.choice_scores(sequence, prompt, [self._answer(loaded, label) for label in self.labels])
+        loaded.prefixes.keep(sequence, len(template.encode_turn(tokenizer, turns[0])), "opening")
+        loaded.engine.close(sequence)
+        return scores_L
+
+    def _answer(self, loaded: LoadedModel, label: str) -> list[int]:
+        """The tokens that the model would generate for a label."""
+        encoded = loaded.template.encode_turn(loaded.tokenizer, AssistantTurn(text=compact_json({"label": label})))
+        return [token for token, is_generated in zip(encoded.tokens, encoded.loss_mask, strict=True) if is_generated]
+
+    def _schema(self) -> JsonSchema:
+        return {
+            "title": "Label",
+            "type": "object",
+            "properties": {"label": {"type": "string", "enum": list(self.labels)}},
+            "required": ["label"],
+            "additionalProperties": False,
+            "x-order": ["label"],
+        }
