@@ -38,15 +38,25 @@ def test_each_line_has_a_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_a_line_without_a_label_is_named_and_the_others_are_classified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "texts.txt").write_text("rain " * 5000 + "\nput on some jazz\n", encoding="utf-8")
+    (tmp_path / "texts.txt").write_text("\n" + "rain " * 5000 + "\nput on some jazz\n", encoding="utf-8")
     assert run(["classify", "--lines", str(tmp_path / "texts.txt"), *LABELS]) == 1
     output = capsys.readouterr()
     assert output.out == "play music\tput on some jazz\n"
-    assert "text 1: " in output.err
-    assert "1 of the texts have no label" in output.err
+    assert "line 2: labels and text need" in output.err
+    assert "1 line has no label" in output.err
     (tmp_path / "texts.txt").write_bytes(b"\xff\xfe\n")
     assert run(["classify", "--lines", str(tmp_path / "texts.txt"), *LABELS]) == 2
     assert "texts.txt" in capsys.readouterr().err
+
+
+def test_wrong_input_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["classify", "  ", *LABELS]) == 2
+    assert "the text is empty" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    assert run(["classify", "--lines", "-", *LABELS, "--model", "missing"]) == 2
+    assert capsys.readouterr().err.count("no bundle 'missing'") == 1
 
 
 def test_standard_input_is_a_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import math
 from pathlib import Path
@@ -106,10 +107,46 @@ def test_wrong_labels_are_named(labels: tuple[str, ...], message: str) -> None:
         Classifier(labels)
 
 
+def test_a_part_outside_0_to_1_is_refused() -> None:
+    for weight in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="from 0 to 1"):
+            Classifier(LABELS, prior_weight=weight)
+
+
+def test_the_prior_follows_the_weights(tmp_path: Path) -> None:
+    """As in reinforcement learning, where an engine gets new weights."""
+    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny").path)
+    classifier, engine = Classifier(LABELS, model=model), model.load().engine
+    before = classifier.classify_blocking("the cat sat").probabilities
+    tensors = {name: tensor * 1.5 for name, tensor in model.described().tensors().items()}
+    engine.update_weights(tensors, version=1)
+    after = classifier.classify_blocking("the cat sat").probabilities
+    assert after != pytest.approx(before, rel=1e-3)
+    assert after == pytest.approx(Classifier(LABELS, model=model).classify_blocking("the cat sat").probabilities, rel=2e-2)
+
+
+def test_a_classifier_keeps_its_model_loaded(tmp_path: Path) -> None:
+    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny").path)
+    first, second = Classifier(LABELS, model=model), Classifier(LABELS)
+    first.classify_blocking("the cat sat")
+    loaded = id(model.load())
+    second.classify_blocking("the cat sat")
+    gc.collect()
+    assert id(model.load()) == loaded
+
+
+def test_choices_of_one_token_and_of_several_are_scored_together() -> None:
+    loaded = fm.SystemLanguageModel().load()
+    prompt, choices = loaded.tokenizer.encode("Dinner with Maria"), [[5], [5, 6, 7], [9], [8, 9]]
+    found_C = loaded.scorer.choice_scores(loaded.engine.new_sequence(), prompt, choices * 9)
+    expected = [loaded.scorer.token_scores([*prompt, *choice])[0][-len(choice) :].sum() for choice in choices]
+    assert found_C.tolist() == pytest.approx(expected * 9, rel=2e-2)
+
+
 def test_empty_and_long_texts_and_models_without_scores_are_refused() -> None:
     with pytest.raises(ValueError, match="no text"):
         Classifier(LABELS).classify_blocking("  ")
-    with pytest.raises(fm.ExceededContextWindowSizeError):
+    with pytest.raises(fm.ExceededContextWindowSizeError, match="shorten the text, or pass fewer labels"):
         Classifier(LABELS).classify_blocking("rain " * 5000)
     with pytest.raises(fm.UnsupportedCapabilityError, match="scores of labels"):
         Classifier(LABELS, model=ScriptedModel())

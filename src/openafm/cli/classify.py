@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from openafm.cli.output import print_json, print_table
 from openafm.cli.respond import AdapterOption, ModelOption, read_prompt, undecodable
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
+
+if TYPE_CHECKING:
+    from openafm.framework.classification import Classifier
 
 _EXAMPLE = 'openafm classify "Where is my parcel?" --label question --label complaint'
 
@@ -41,43 +44,59 @@ def classify(
     """Choose one of the labels for a text. Probabilities are corrected for what a label has without a text."""
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.classification import Classifier
-    from openafm.framework.errors import GenerationError
 
     described = {name.strip(): about.strip() for name, _, about in (each.partition(": ") for each in label or ())}
     if len(described) < max(2, len(label or ())):
         raise UsageError(f"pass two or more different labels, as in {_EXAMPLE}")
     if lines is not None and text is not None:
         raise UsageError("pass TEXT or --lines, not both")
-    texts = iter([read_prompt(text, example=_EXAMPLE)]) if lines is None else _lines(lines)
+    asked = None if lines else read_prompt(text, example=_EXAMPLE).strip()
+    if asked == "":
+        raise UsageError(f"the text is empty; pass one, as in {_EXAMPLE}")
+    described_model = SystemLanguageModel(bundle=model, adapter=adapter)
     try:
-        classifier = Classifier(described, instructions, model=SystemLanguageModel(bundle=model, adapter=adapter))
+        classifier = Classifier(described, instructions, model=described_model)
     except ValueError as error:
         raise UsageError(f"--label: {error}") from error
+    described_model.load()  # an error of the model is no error of a line
+    if lines is not None:
+        _classify_lines(classifier, lines, json)
+        return
+    assert asked is not None
+    found = classifier.classify_blocking(asked)
+    if json:
+        print_json(asdict(found))
+        return
+    ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
+    print_table(("", ""), [(name, f"{probability:.0%}") for name, probability in ranked])
+
+
+def _classify_lines(classifier: Classifier, path: Path, json: bool) -> None:
+    """Print the label of each line. A line that is blocked or too long is named, and the others are classified."""
+    from openafm.framework.errors import GenerationError
+
     num_failed = 0
-    for number, each in enumerate(texts, start=1):
+    for number, text in _lines(path):
         try:
-            found = classifier.classify_blocking(each)
+            found = classifier.classify_blocking(text)
         except GenerationError as error:
-            if lines is None:
-                raise
-            print(escaped(f"text {number}: {error}"), file=sys.stderr)
+            print(escaped(f"line {number}: {error}"), file=sys.stderr)
             num_failed += 1
             continue
         if json:
-            print_json({"text": each} | asdict(found) if lines else asdict(found))
-        elif lines:
-            print(escaped(f"{found.label}\t{each}"), flush=True)
+            print_json({"text": text} | asdict(found))
         else:
-            ranked = sorted(found.probabilities.items(), key=lambda pair: -pair[1])
-            print_table(("", ""), [(name, f"{probability:.0%}") for name, probability in ranked])
+            print(escaped(f"{found.label}\t{text}"))
+        sys.stdout.flush()
     if num_failed:
-        raise OpenAFMError(f"{num_failed} of the texts have no label")
+        raise OpenAFMError(f"{num_failed} {'line has' if num_failed == 1 else 'lines have'} no label")
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines that are not empty, one at a time, so that a pipe is answered while it is written."""
-    with contextlib.nullcontext(sys.stdin) if str(path) == "-" else path.open(encoding="utf-8") as file:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty with their numbers, one at a time, so that a pipe is answered while it is written."""
+    is_piped = str(path) == "-"
+    with contextlib.nullcontext(sys.stdin) if is_piped else path.open(encoding="utf-8-sig") as file:
         try:
-            yield from (line.strip() for line in file if line.strip())
+            yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if line.strip())
         except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: {undecodable(error)}") from error
+            raise UsageError(f"{'standard input' if is_piped else path}: {undecodable(error)}") from error

@@ -1,4 +1,4 @@
-"""`Classifier`: which label of a set fits a text, with calibrated probabilities.
+"""`Classifier`: which label of a set fits a text, with probabilities.
 
 A guided response under an `enum` prefers some labels for their name and place, whatever the text is. A classifier scores
 every label and subtracts a part of the score that it has for texts without content (contextual calibration, arXiv
@@ -18,7 +18,12 @@ from numpy.typing import NDArray
 from openafm.framework.backends.language_model import LanguageModel
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.backends.system_model import SystemLanguageModel
-from openafm.framework.errors import GuardrailViolationError, RefusalError, UnsupportedCapabilityError
+from openafm.framework.errors import (
+    ExceededContextWindowSizeError,
+    GuardrailViolationError,
+    RefusalError,
+    UnsupportedCapabilityError,
+)
 from openafm.framework.session.answer_checks import framework_errors
 from openafm.safety.guardrail import Allowed, Refused, Violation
 from openafm.tokenizer.chat_template import opened
@@ -38,17 +43,26 @@ class Classification:
     probabilities: dict[str, float]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Prior:
+    """Scores of texts without content, of a model and its weights. It keeps the model loaded, as a session does."""
+
+    model: LoadedModel
+    weights_version: int
+    scores_L: NDArray[np.float64]
+
+
 class Classifier:
     """Choose one of a set of labels for each text. Thread-safe.
 
     Args:
         labels: two or more names, or names with descriptions, which the model reads; an empty one is left out.
         instructions: what is decided, such as "What does the customer want?".
-        model: a model on this machine; by default that of sessions.
-        prior_weight: how much of the scores of texts without content is subtracted: 0 is none.
+        model: a model on this machine; by default that of sessions. Its use case adds nothing to the instructions.
+        prior_weight: the part, from 0 to 1, of the scores of texts without content that is subtracted.
 
     Raises:
-        ValueError: fewer than two labels, an empty one, or one given twice.
+        ValueError: fewer than two labels, an empty one, one given twice, or a part outside 0 to 1.
         UnsupportedCapabilityError: the model is a server, which gives no scores of labels.
     """
 
@@ -67,6 +81,8 @@ class Classifier:
             raise ValueError(f"'labels' must be texts that are not empty, got {labels!r}")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"'labels' has a label twice: {labels!r}")
+        if not 0 <= prior_weight <= 1:
+            raise ValueError(f"'prior_weight' must be from 0 to 1, got {prior_weight}")
         self.model = SystemLanguageModel() if model is None else model
         if not isinstance(self.model, SystemLanguageModel):
             raise UnsupportedCapabilityError(
@@ -78,7 +94,7 @@ class Classifier:
         self.instructions = "\n".join([instructions, *described])
         self.prior_weight = prior_weight
         self._lock = threading.Lock()
-        self._priors_L: NDArray[np.float64] | None = None
+        self._prior: _Prior | None = None
 
     async def classify(self, text: str) -> Classification:
         """As `classify_blocking`, without blocking the event loop."""
@@ -97,10 +113,19 @@ class Classifier:
         if not text.strip():
             raise ValueError("there is no text to classify")
         assert isinstance(self.model, SystemLanguageModel)
-        self._check(text)
-        with framework_errors():
-            loaded = self.model.load()
-            scores_L = self._scores(loaded, text) - self.prior_weight * self._priors(loaded)
+        try:
+            with framework_errors():
+                self.model.check_context((self._question(text),))  # before the guardrail, which reads all of it
+                self._check(text)
+                loaded = self.model.load()
+                scores_L = self._scores(loaded, text) - self.prior_weight * self._priors(loaded)
+        except ExceededContextWindowSizeError as error:
+            raise ExceededContextWindowSizeError(
+                error.token_count,
+                error.context_size,
+                f"labels and text need {error.token_count} tokens, but the context window of this model has"
+                f" {error.context_size}; shorten the text, or pass fewer labels",
+            ) from error
         odds_L = np.exp(scores_L - scores_L.max())
         probabilities = dict(zip(self.labels, (odds_L / odds_L.sum()).tolist(), strict=True))
         return Classification(label=self.labels[int(scores_L.argmax())], probabilities=probabilities)
@@ -115,25 +140,32 @@ class Classifier:
                 raise RefusalError(f"the model declined to classify the text: {reason}", lambda: reason)
 
     def _priors(self, loaded: LoadedModel) -> NDArray[np.float64]:
-        """The mean scores of texts without content, [L], computed once."""
+        """The mean scores of texts without content, [L], computed once for the weights."""
         if not self.prior_weight:
             return np.zeros(len(self.labels))
+        version = loaded.engine.weights_version
         with self._lock:
-            if self._priors_L is None:
-                self._priors_L = np.mean([self._scores(loaded, text) for text in CONTENT_FREE], axis=0)
-            return self._priors_L
+            known = self._prior
+            if known is None or known.model is not loaded or known.weights_version != version:
+                scores_L = np.mean([self._scores(loaded, text) for text in CONTENT_FREE], axis=0)
+                known = self._prior = _Prior(model=loaded, weights_version=version, scores_L=scores_L)
+            return known.scores_L
 
     def _scores(self, loaded: LoadedModel, text: str) -> NDArray[np.float64]:
         """The log probability of each label as the whole answer, [L]."""
         tokenizer, template = loaded.tokenizer, loaded.template
-        opening, question = Instructions(text=self.instructions), UserTurn(text=text, response_format=self._schema())
-        turns = opened((opening, question))
+        turns = opened((Instructions(text=self.instructions), self._question(text)))
         prompt = [*template.encode(tokenizer, turns).tokens, *template.generation_prompt(tokenizer)]
         sequence = loaded.prefixes.begin(prompt[:-1])
-        scores_L = loaded.scorer.choice_scores(sequence, prompt, [self._answer(loaded, label) for label in self.labels])
-        loaded.prefixes.keep(sequence, len(template.encode_turn(tokenizer, turns[0])), "opening")
-        loaded.engine.close(sequence)
+        try:
+            scores_L = loaded.scorer.choice_scores(sequence, prompt, [self._answer(loaded, label) for label in self.labels])
+            loaded.prefixes.keep(sequence, len(template.encode_turn(tokenizer, turns[0])), "opening")
+        finally:
+            loaded.engine.close(sequence)
         return scores_L
+
+    def _question(self, text: str) -> UserTurn:
+        return UserTurn(text=text, response_format=self._schema())
 
     def _answer(self, loaded: LoadedModel, label: str) -> list[int]:
         """The tokens that the model would generate for a label."""

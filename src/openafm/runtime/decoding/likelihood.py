@@ -1,10 +1,13 @@
-"""Log-likelihoods of texts and choices, and raw continuations, without a chat template; evaluation harnesses use them.
+"""Log-likelihoods of texts and of choices, and raw continuations: the interface of evaluation harnesses and classifiers.
+
+Contexts are texts without a chat template, choices follow the tokens of any prompt.
 
 Shapes: N tokens of a window or an answer, V tokens of the tokenizer, C choices.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 CHUNK_TOKENS = 256
 """Positions whose logits are in memory at once."""
+CHOICES_AT_ONCE = 16
+"""Choices that are computed in one step, with their logits in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,20 +123,28 @@ class Scorer:
             raise ContextWindowError(num_tokens, self.engine.context_length)
         (logits_V,) = self.engine.step([(sequence, prompt[sequence.length :])])
         first_log_p_1V = self._log_softmax(logits_V[None])
-        forks = [self.engine.fork(sequence) for _ in choices]
-        try:
-            steps = [(fork, list(choice[:-1])) for fork, choice in zip(forks, choices, strict=True) if len(choice) > 1]
+        scores: list[float] = []
+        for start in range(0, len(choices), CHOICES_AT_ONCE):
+            scores += self._continued(sequence, first_log_p_1V, choices[start : start + CHOICES_AT_ONCE])
+        return np.asarray(scores, dtype=np.float64)
+
+    def _continued(
+        self, sequence: EngineSequence, first_log_p_1V: NDArray[np.float64], choices: Sequence[Sequence[int]]
+    ) -> Iterator[float]:
+        """Yield the log probability of each choice; `first_log_p_1V` is that of the tokens after the sequence."""
+        with contextlib.ExitStack() as stack:
+            steps = []
+            for choice in choices:
+                if len(choice) > 1:
+                    fork = self.engine.fork(sequence)
+                    stack.callback(self.engine.close, fork)
+                    steps.append((fork, list(choice[:-1])))
             rests = iter(self.engine.step(steps, "all") if steps else ())
-            scores = []
             for choice in choices:
                 log_p_NV = first_log_p_1V
                 if len(choice) > 1:
                     log_p_NV = np.concatenate([first_log_p_1V, self._log_softmax(next(rests))])
-                scores.append(log_p_NV[np.arange(len(choice)), np.asarray(choice)].sum())
-        finally:
-            for fork in forks:
-                self.engine.close(fork)
-        return np.asarray(scores, dtype=np.float64)
+                yield float(log_p_NV[np.arange(len(choice)), np.asarray(choice)].sum())
 
     def token_scores(self, tokens: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the log probability of each token but the first, and whether it is the most likely one.
