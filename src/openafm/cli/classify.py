@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -58,9 +58,10 @@ def classify(
         classifier = Classifier(described, instructions, model=described_model)
     except ValueError as error:
         raise UsageError(f"--label: {error}") from error
-    described_model.load()  # an error of the model is no error of a line
     if lines is not None:
-        _classify_lines(classifier, lines, json)
+        with contextlib.nullcontext(sys.stdin) if str(lines) == "-" else lines.open(encoding="utf-8-sig") as file:
+            described_model.load()  # an error of the model is no error of a line
+            _classify_lines(classifier, file, json)
         return
     assert asked is not None
     found = classifier.classify_blocking(asked)
@@ -71,12 +72,12 @@ def classify(
     print_table(("", ""), [(name, f"{probability:.0%}") for name, probability in ranked])
 
 
-def _classify_lines(classifier: Classifier, path: Path, json: bool) -> None:
+def _classify_lines(classifier: Classifier, file: TextIO, json: bool) -> None:
     """Print the label of each line. A line that is blocked or too long is named, and the others are classified."""
     from openafm.framework.errors import GenerationError
 
     num_failed = 0
-    for number, text in _lines(path):
+    for number, text in _lines(file):
         try:
             found = classifier.classify_blocking(text)
         except GenerationError as error:
@@ -92,11 +93,9 @@ def _classify_lines(classifier: Classifier, path: Path, json: bool) -> None:
         raise OpenAFMError(f"{num_failed} {'line has' if num_failed == 1 else 'lines have'} no label")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(file: TextIO) -> Iterator[tuple[int, str]]:
     """The lines that are not empty with their numbers, one at a time, so that a pipe is answered while it is written."""
-    is_piped = str(path) == "-"
-    with contextlib.nullcontext(sys.stdin) if is_piped else path.open(encoding="utf-8-sig") as file:
-        try:
-            yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if line.strip())
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{'standard input' if is_piped else path}: {undecodable(error)}") from error
+    try:
+        yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if line.strip())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{'standard input' if file is sys.stdin else file.name}: {undecodable(error)}") from error
