@@ -79,7 +79,14 @@ def test_natural_sets_are_read_from_a_folder(tmp_path: Path) -> None:
     for name in LABEL_SETS:
         with gzip.open(tmp_path / f"{name}-test.jsonl.gz", "wt", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+    with pytest.raises(UsageError, match=r"NAME-train\.jsonl\.gz"):
+        natural_cases(tmp_path, count=1, part="train")
+    for name in LABEL_SETS:
+        with gzip.open(tmp_path / f"{name}-train.jsonl.gz", "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row | {"text": f"train {row['text']}"}) + "\n" for row in rows)
+    assert all(case.prompt.startswith("train ") for case in natural_cases(tmp_path, count=3, part="train"))
     cases = natural_cases(tmp_path, count=3)
+    assert all(case.prompt.startswith("text ") for case in cases)
     labels = [case for case in cases if case.figure == "natural_label"]
     tools = [case for case in cases if case.figure == "natural_tool"]
     assert (len(labels), len(tools)) == (15, 6)

@@ -91,7 +91,7 @@ def test_a_guardrail_sees_the_text() -> None:
             return fm.Allowed()
 
     classifier = Classifier(LABELS, model=fm.SystemLanguageModel(guardrails=Blocks()))
-    with pytest.raises(fm.GuardrailViolationError, match=r"blocked the text \(spam\): bad word"):
+    with pytest.raises(fm.GuardrailViolationError, match=r"blocked the prompt \(spam\): bad word"):
         classifier.classify_blocking("a bad text")
     with pytest.raises(fm.RefusalError, match="declined to classify"):
         classifier.classify_blocking("refuse this")
@@ -125,9 +125,10 @@ def test_the_prior_follows_the_weights(tmp_path: Path) -> None:
     assert after == pytest.approx(Classifier(LABELS, model=model).classify_blocking("the cat sat").probabilities, rel=2e-2)
 
 
-def test_a_classifier_keeps_its_model_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prior_weight", [0.0, 0.75])
+def test_a_classifier_keeps_its_model_loaded(prior_weight: float, tmp_path: Path) -> None:
     model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny").path)
-    first, second = Classifier(LABELS, model=model), Classifier(LABELS)
+    first, second = Classifier(LABELS, model=model, prior_weight=prior_weight), Classifier(LABELS)
     first.classify_blocking("the cat sat")
     loaded = id(model.load())
     second.classify_blocking("the cat sat")

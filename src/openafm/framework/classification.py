@@ -20,11 +20,10 @@ from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.framework.errors import (
     ExceededContextWindowSizeError,
-    GuardrailViolationError,
     RefusalError,
     UnsupportedCapabilityError,
 )
-from openafm.framework.session.answer_checks import framework_errors
+from openafm.framework.session.answer_checks import framework_errors, violation_error
 from openafm.safety.guardrail import Allowed, Refused, Violation
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, UserTurn
@@ -133,21 +132,20 @@ class Classifier:
     def _check(self, text: str) -> None:
         guardrail = self.model.guardrail(is_guided=True)
         match Allowed() if guardrail is None else guardrail.check_input(text):
-            case Violation(category=category, reason=reason):
-                message = f"a guardrail blocked the text ({category}): {reason}"
-                raise GuardrailViolationError(message, side="prompt", category=category, reason=reason)
+            case Violation() as violation:
+                raise violation_error(violation, "prompt")
             case Refused(reason=reason):
                 raise RefusalError(f"the model declined to classify the text: {reason}", lambda: reason)
 
     def _priors(self, loaded: LoadedModel) -> NDArray[np.float64]:
         """The mean scores of texts without content, [L], computed once for the weights."""
-        if not self.prior_weight:
-            return np.zeros(len(self.labels))
         version = loaded.engine.weights_version
         with self._lock:
             known = self._prior
             if known is None or known.model is not loaded or known.weights_version != version:
-                scores_L = np.mean([self._scores(loaded, text) for text in CONTENT_FREE], axis=0)
+                scores_L = np.zeros(len(self.labels))
+                if self.prior_weight:
+                    scores_L = np.mean([self._scores(loaded, text) for text in CONTENT_FREE], axis=0)
                 known = self._prior = _Prior(model=loaded, weights_version=version, scores_L=scores_L)
             return known.scores_L
 

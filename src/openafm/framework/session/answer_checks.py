@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Coroutine, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends.language_model import Answer, LanguageModelExecutor
@@ -13,9 +13,11 @@ from openafm.framework.errors import (
     ExceededContextWindowSizeError,
     FoundationModelsError,
     GenerationError,
+    GuardrailViolationError,
     SchemaFormatError,
 )
 from openafm.runtime.engines.base import ContextWindowError
+from openafm.safety.guardrail import Violation
 from openafm.tokenizer.conversation import ToolDefinition
 from openafm.tokenizer.schema_text import SchemaTextError
 from openafm.tokenizer.tool_calls import tool_calls_text
@@ -46,6 +48,12 @@ def check_calls(answer: Answer, tools: Sequence[ToolDefinition], num_calls_left:
                 f"the model called the tool '{call.name}'; allowed tools: {', '.join(allowed) or 'none'}",
                 raw_content=tool_calls_text(answer.turn.tool_calls),
             )
+
+
+def violation_error(violation: Violation, side: Literal["prompt", "response"]) -> GuardrailViolationError:
+    """The error for a text that a guardrail blocked."""
+    message = f"a guardrail blocked the {side} ({violation.category}): {violation.reason}"
+    return GuardrailViolationError(message, side=side, category=violation.category, reason=violation.reason)
 
 
 @contextlib.contextmanager

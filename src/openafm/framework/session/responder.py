@@ -24,14 +24,13 @@ from openafm.framework.backends.truncation import truncation_error
 from openafm.framework.errors import (
     ExceededContextWindowSizeError,
     GenerationCancelledError,
-    GuardrailViolationError,
     RefusalError,
     UnsupportedCapabilityError,
 )
 from openafm.framework.options import GenerationOptions, ToolCallingMode
 from openafm.framework.profiling.recorder import SpanRecorder, begin_request
 from openafm.framework.profiling.spans import SpanKind
-from openafm.framework.session.answer_checks import check_calls, check_events, framework_errors
+from openafm.framework.session.answer_checks import check_calls, check_events, framework_errors, violation_error
 from openafm.framework.session.formats import IncompleteResponseError, Snapshot, TextFormat
 from openafm.framework.session.request import Response, SessionRequest
 from openafm.framework.session.request_state import RequestState, record_answer
@@ -313,12 +312,7 @@ class Responder:
     def _check_verdict(self, verdict: Verdict, side: Literal["prompt", "response"], prompt: str) -> None:
         match verdict:
             case Violation():
-                raise GuardrailViolationError(
-                    f"a guardrail blocked the {side} ({verdict.category}): {verdict.reason}",
-                    side=side,
-                    category=verdict.category,
-                    reason=verdict.reason,
-                )
+                raise violation_error(verdict, side)
             case Refused():
                 refused = PromptEntry(turn=UserTurn(text=prompt), options=GenerationOptions())
                 entries = (*self.transcript, refused)  # a copy: the session may continue before the explanation
