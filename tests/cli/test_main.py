@@ -211,8 +211,7 @@ def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     economy, continued = ["trunk", "upcycle_teacher", "distill"], ["text_continued", "long_context"]
     stages = ("pretrain", *economy, *continued, "sft", "sft_multilingual", "reward_model", "selection_model")
     text = [f"on_device.{stage}" for stage in stages]
-    reader = ["vision.letters", "vision.transcribe", "vision.reader"]
-    vision = ["vision.clip", "vision.joint", *reader, "on_device.multimodal", "on_device.multimodal_sft"]
+    vision = ["vision.clip", "vision.joint", "vision.letters", "on_device.multimodal", "on_device.multimodal_sft"]
     server_vision = ["vision.server_clip", "vision.server_joint", "server.multimodal", "server.multimodal_sft"]
     compressed = ["on_device.qat", "on_device.recovery_adapter", "on_device.draft"]
     server = [f"server.{stage}" for stage in ("pretrain", *continued, "sft")]

@@ -23,7 +23,6 @@ from openafm.core.config import ConfigError
 from openafm.core.errors import UsageError
 from openafm.core.pieces import join_pieces
 from openafm.models.sizes import named_size
-from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.borrowed import run
 from openafm.recipes.borrowed.__main__ import main
 from openafm.recipes.borrowed.config import BorrowedConfig
@@ -120,14 +119,17 @@ def test_the_built_in_corpus_follows_the_machine(tmp_path: Path) -> None:
 
 
 def test_a_first_stage_that_sees_has_the_model_of_its_recipe() -> None:
-    config = BorrowedConfig(size="micro", stages={"vision.letters": 1.0, "vision.reader": 2.0}, num_drawings=7)
-    model = first_model(config, 1000)
-    assert isinstance(model, MultimodalConfig)
-    assert model == replace(build_run("vision.letters", "micro").trainer.model, vocab_size=1000)
+    config = BorrowedConfig(size="micro", stages={"vision.letters": 1.0}, num_drawings=7)
+    for stage in ("vision.letters", "vision.joint"):
+        model = first_model(replace(config, stages={stage: 1.0}), 1000)
+        assert model == replace(build_run(stage, "micro").trainer.model, vocab_size=1000)
     with pytest.raises(UsageError, match=r"on_device\.small is a text decoder"):
         first_model(replace(config, model="on_device.small"), 1000)
-    counts = {corpus.name: corpus.drawing.count for corpus in stage_corpora(config, "vision.reader")}
-    assert counts == {"texts": 7, "held_out": 50}
+    counts = {corpus.name: corpus.drawing.count for corpus in stage_corpora(config, "vision.letters")}
+    assert counts == {
+        **dict.fromkeys(("letters", "half_letters", "quarter_letters", "word_letters"), 7),
+        "held_out_letters": 50,
+    }
 
 
 def test_only_later_stages_take_changes(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from openafm.bundle import open_bundle
 from openafm.core.config import override
 from openafm.evaluation import held_out
 from openafm.evaluation.fresh.cases import label_cases
+from openafm.reading.page import FILES
 from openafm.recipes.config import RunConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.shipping.__main__ import main
@@ -140,6 +141,16 @@ def test_assembly_from_bundles_gives_the_same_bundle(assembled: list[str], home:
         file.name: file.read_bytes() for file in first.iterdir() if file.is_file()
     }
     assert before == {file: file.stat().st_mtime_ns for file in (home / "bundles").rglob("*")}
+
+
+def test_the_reader_of_pages_stays(assembled: list[str], tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+    folder = tmp_path / "nano" / "reader"
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_bytes(name.encode())
+    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {name: name.encode() for name in FILES}
 
 
 def test_scores_are_cached(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

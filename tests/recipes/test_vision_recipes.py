@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,17 +14,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tiny_bundles import write_multimodal_bundle, write_tiny_bundle
+import torch
+from tiny_bundles import write_multimodal_bundle
 
-from openafm.bundle import Bundle, open_bundle
+from openafm.bundle import Bundle, open_bundle, write_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.bundle.describe import describe_bundle
+from openafm.bundle.errors import NotGenerativeError
 from openafm.core.errors import UsageError
 from openafm.data.drawing.corpus import draw_document
-from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
+from openafm.models.accounting import num_parameters
+from openafm.models.vision.letters_model import LettersModel
+from openafm.models.vision.multimodal_config import ClipConfig, LettersModelConfig, MultimodalConfig
+from openafm.reading.page import reader_of
 from openafm.recipes.catalog import build_run
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
 from openafm.recipes.sources.drawn_corpus import DrawnCorpusConfig
 from openafm.recipes.vision.mixtures import CLIP_RESOLUTIONS, RESOLUTIONS
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import VisionStart
 
 pytest.importorskip("PIL")
@@ -117,35 +128,49 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
     assert {len(each.images) for each in drawn} == {1, 2}
 
 
-def test_a_model_with_vision_but_without_letters_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
-    seeing = write_multimodal_bundle(tmp_path / "seeing").path
-    with pytest.raises(UsageError, match=r"seeing has no image tokens of letters; train vision\.letters first"):
-        prepare_run("vision.letters", "micro", start=str(seeing))
+@pytest.mark.parametrize("size", ["micro", "nano"])
+def test_views_of_letters_divide_into_patches(size: str) -> None:
+    config = build_run("vision.letters", size)
+    assert isinstance(config.trainer.model, LettersModelConfig)
+    sides = {}
+    for corpus in config.corpora:
+        assert isinstance(corpus, DrawnCorpusConfig)
+        assert corpus.packing.learn == ("letters",)
+        sides[corpus.name] = corpus.packing.resolution.side
+        assert config.trainer.model.vision.grid_side(sides[corpus.name]) > 0
+    assert sides["letters"] == sides["held_out_letters"] == 2 * sides["half_letters"] == 4 * sides["quarter_letters"]
 
 
-def test_frozen_letters_need_a_start_that_has_them(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no bundle to start from"):
-        prepare_run("vision.transcribe", "micro")
-    text = write_tiny_bundle(tmp_path / "text").path
-    with pytest.raises(UsageError, match="text has no image tokens of letters"):
-        prepare_run("vision.transcribe", "micro", start=str(text))
-    assert prepare_run("vision.letters", "micro", start=str(text)).trainer.from_bundle is not None
+def test_letters_start_from_letters_alone(tmp_path: Path) -> None:
+    model = build_run("vision.letters", "micro").trainer.model
+    tensors = {name: tensor.numpy() for name, tensor in model.build().state_dict().items()}
+    kept = {"tokenizer": Tokenizer([]), "template": ChatTemplate(), "tensors": tensors}
+    letters, seeing = write_bundle(tmp_path / "letters", config=model, **kept), write_multimodal_bundle(tmp_path / "seeing")
+    assert prepare_run("vision.letters", "micro", start=str(letters.path)).trainer.from_identity == letters.identity
+    for recipe, bundle in (("vision.letters", seeing), ("on_device.sft", letters)):
+        with pytest.raises(UsageError, match=f"{recipe} cannot start from {bundle.name}, which is another kind of model"):
+            prepare_run(recipe, "micro", start=str(bundle.path))
 
 
 @pytest.mark.slow
-def test_the_reader_of_flyers_continues_letters_and_transcriptions(tmp_path: Path) -> None:
-    letters = open_bundle(trained("vision.letters", tmp_path, FEW))
-    assert prepare_run("vision.transcribe", "micro").trainer.from_identity == letters.identity
-    transcriber = open_bundle(trained("vision.transcribe", tmp_path, FEW))
-    assert isinstance(transcriber.config, MultimodalConfig)
-    config = prepare_run("vision.reader", "micro")
-    assert config.trainer.from_identity == transcriber.identity
-    asked = next(corpus for corpus in config.corpora if corpus.name == "texts")
-    assert isinstance(asked, DrawnCorpusConfig)
-    assert asked.packing.learn == ("transcription", "questions")
-    unmoved = {"trainer.optimizer.learning_rate": "1e-12", "trainer.optimizer.weight_decay": "0"}
-    reader = open_bundle(trained("vision.reader", tmp_path, FEW | unmoved))
-    check_equal(encoder_of(reader), encoder_of(transcriber), apart="nothing")
+def test_letters_become_a_page_reader_in_another_process_too(tmp_path: Path) -> None:
+    """A new process has not imported the generators of the run's drawings."""
+    bundle = open_bundle(trained("vision.letters", tmp_path, FEW))
+    command = ["checkpoint", "consolidate", str(tmp_path / "vision.letters"), "--name", "again"]
+    subprocess.run([sys.executable, "-m", "openafm", *command], check=True, timeout=300)
+    again = open_bundle("again")
+    assert again.signature == bundle.signature
+    assert (describe_bundle(again).parameters, describe_bundle(again).kv_bytes_at_4096) == (num_parameters(bundle.config), 0)
+    assert "that classify the letters of an image" in (again.path / "card.md").read_text()
+    with pytest.raises(NotGenerativeError):
+        again.check_generates()
+    fresh = bundle.config.build(build_run("vision.letters", "micro").trainer.seed).state_dict()
+    assert all((weight != fresh[name].numpy()).any() for name, weight in again.tensors().items()), "all weights are trained"
+    view = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    model = load_decoder(again)
+    assert isinstance(model, LettersModel)
+    expected = model.letter_logits(torch.tensor(view[None])).softmax(-1)[0].detach().numpy()
+    np.testing.assert_allclose(reader_of(again).probabilities(view), expected, atol=1e-5)
 
 
 @pytest.mark.slow

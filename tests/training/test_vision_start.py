@@ -13,7 +13,8 @@ from openafm.bundle import Bundle, write_bundle
 from openafm.models.vision.config import AdapterConfig
 from openafm.models.vision.encoder import interpolated
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.recipes.catalog import build_run
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
+from openafm.models.vision.sizes import encoder_of
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.vision_start import VisionStartError, start_vision
@@ -39,12 +40,11 @@ def clip(tmp_path: Path) -> Bundle:
 
 
 def test_convolutions_alone_have_no_positions(tmp_path: Path) -> None:
-    model = build_run("vision.transcribe", "micro").trainer.model.build(seed=3)
+    config = MultimodalConfig.of(CLIP, encoder_of("reader.micro"), PixelShuffleAdapterConfig(factor=3))
+    model = config.build(seed=3)
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    bundle = write_bundle(
-        tmp_path / "reader", config=model.config, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=tensors
-    )
-    other = model.config.build(seed=4)
+    bundle = write_bundle(tmp_path / "reader", config=config, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=tensors)
+    other = config.build(seed=4)
     start_vision(other, str(bundle.path), bundle.identity)
     for name, weight in other.vision.named_parameters():
         assert torch.equal(weight, model.vision.get_parameter(name))

@@ -1,8 +1,10 @@
 """A bundle: config, tokenizer, chat template, weights, card and signature in one folder. Never pickle.
 
-NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json  [recovery.fmadapter/]
+NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json
+[recovery.fmadapter/]  [reader/]
 
-The signature covers everything except the card and the recovery adapter, which has a digest and the signature of its base.
+The signature covers everything except the card, the recovery adapter, which has a digest and the signature of its base, and
+the reader of pages, which reads images for a text model and has a digest.
 Nothing is used before it is verified: the stated signature and the config at open, each other part when it is read.
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +20,16 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import AdapterPackage, open_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError, NotGenerativeError
-from openafm.bundle.files import DOCUMENTS, RECOVERY_ADAPTER, parse_json, read_all_tensors, read_bytes, read_json, read_text
+from openafm.bundle.files import (
+    DOCUMENTS,
+    READER,
+    RECOVERY_ADAPTER,
+    parse_json,
+    read_all_tensors,
+    read_bytes,
+    read_json,
+    read_text,
+)
 from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import MappedTensor
@@ -77,12 +89,10 @@ class Bundle:
         """Check that the model generates text.
 
         Raises:
-            NotGenerativeError: it encodes only, as the towers of `vision.clip`.
+            NotGenerativeError: it encodes only, as the models of `vision.clip` and `vision.letters`.
         """
         if not self.config.generates_text:
-            raise NotGenerativeError(
-                f"{self.name} has contrastive towers, which encode images and texts and cannot answer; use another model"
-            )
+            raise NotGenerativeError(f"{self.name} encodes images and generates no text; use a model that answers")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -142,6 +152,12 @@ class Bundle:
         return open_adapter(folder) if folder.is_dir() else None
 
     @property
+    def reader(self) -> Path | None:
+        """The folder of the reader of pages (`openafm.reading`), None for a bundle without one."""
+        folder = self.path / READER
+        return folder if folder.is_dir() else None
+
+    @property
     def identity(self) -> str:
         """A key that differs for bundles with different answers: the signature and the digest of the recovery adapter.
 
@@ -172,6 +188,8 @@ class Bundle:
         if self.recovery_adapter is not None:
             self.recovery_adapter.verify()
             self.recovery_adapter.check_base(self.signature)
+        if self.reader is not None:
+            self._check_reader(self.reader)
 
     def check_tensors(self) -> None:
         """Compare the mapped tensors with the signature, unless this object did before.
@@ -183,6 +201,12 @@ class Bundle:
         if not self._has_verified_tensors:
             self._compare_tensors()
             self._has_verified_tensors = True
+
+    def _check_reader(self, folder: Path) -> None:
+        """Compare the weights of the reader with the digest beside them."""
+        config = read_json(folder / "reader.json")
+        if sha256(read_bytes(folder / "reader.safetensors")).hexdigest() != config.get("digest"):
+            raise BundleTamperedError(f"{folder}: the reader's weights differ from their digest; restore the bundle")
 
     def _compare_tensors(self) -> None:
         for name, tensor in self.stored_tensors.items():

@@ -179,8 +179,8 @@ def _describe(
         kv_bytes_at_4096=kv_4096,
         kv_bytes_at_4096_in_16_bits=plain,
         kv_bytes_at_4096_in_16_bits_unshared=unshared,
-        kv_saving=max(0.0, 1 - kv_4096 / plain),
-        kv_saving_to_unshared=max(0.0, 1 - kv_4096 / unshared),
+        kv_saving=_saving(kv_4096, plain),
+        kv_saving_to_unshared=_saving(kv_4096, unshared),
         kv_bytes_at_4096_all_global=kv_bytes(without_windows, numerics.kv, num_tokens=4096),
         kv_bytes_at_65536=kv_bytes(config, numerics.kv, num_tokens=65_536),
         kv_bytes_at_65536_all_global=kv_bytes(without_windows, numerics.kv, num_tokens=65_536),
@@ -222,6 +222,10 @@ def _vision(config: MultimodalConfig, numerics: Numerics) -> VisionDescription:
             for mode in config.image_modes
         },
     )
+
+
+def _saving(part: int, whole: int) -> float:
+    return max(0.0, 1 - part / whole) if whole else 0.0  # a model of letters stores no keys and values
 
 
 def _unshared(config: DecoderConfig) -> DecoderConfig:

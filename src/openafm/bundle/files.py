@@ -11,6 +11,7 @@ from openafm.bundle.tensor_file import MappedTensor, read_tensors
 from openafm.core.regular_files import NotAFileError, OversizeFilesError, read_document
 
 RECOVERY_ADAPTER = "recovery.fmadapter"
+READER = "reader"
 DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
 

@@ -18,6 +18,7 @@ FILE_PATTERNS = (
     *("config.json", "tokenizer.json", "chat_template.json", "signature.json", "card.md", "data.json"),
     *("model.safetensors", "model-*.safetensors"),
     *("recovery.fmadapter/metadata.json", "recovery.fmadapter/adapter_weights.safetensors"),
+    *("reader/reader.json", "reader/reader.safetensors"),
 )
 """Patterns of all files that a bundle may have; a folder with others is neither removed nor replaced."""
 SHIPPED_HOME = Path(__file__).parents[1] / "shipped"  # package data: read-only

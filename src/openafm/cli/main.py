@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_command_name
 from typer.models import CommandInfo
 
-from openafm.cli import apple_sdk, chat, classify, complete, doctor, quickstart, respond
+from openafm.cli import apple_sdk, chat, classify, complete, doctor, quickstart, read, respond
 from openafm.cli.data import commands as data
 from openafm.cli.evaluation import annotate, evaluate, grade, safety
 from openafm.cli.models import adapter, average, bundles, compress, export, import_, library, resign
@@ -95,6 +95,7 @@ app.command()(respond.respond)
 app.command()(chat.chat)
 app.command()(complete.complete)
 app.command()(classify.classify)
+app.command()(read.read)
 app.command()(serve.serve)
 app.command()(play.play)
 app.command(context_settings={"allow_interspersed_args": False})(profile.profile)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from openafm.data.pack import HELD_OUT
 from openafm.models.accounting import num_parameters
+from openafm.models.config import DecoderConfig
+from openafm.models.vision.multimodal_config import LettersModelConfig
 from openafm.recipes.config import RunConfig
 
 if TYPE_CHECKING:
@@ -14,12 +16,9 @@ if TYPE_CHECKING:
 
 def model_card(name: str, config: RunConfig, result: TrainingResult) -> str:
     """Return the card as Markdown: the model, how it was trained, its data, its limits."""
-    model = config.trainer.model
-    sharing = len(model.layers) - len(model.own_layers)
     return f"""# {name}
 
-A decoder of {num_parameters(model):,} parameters: {len(model.layers)} layers, {sharing} of them sharing keys and values,
-dim {model.dim}, vocabulary {model.vocab_size:,}, context {model.context_length:,} tokens.
+{_model(config.trainer.model)}
 
 Trained by the recipe `{config.recipe}`{f" from `{config.start}`" if config.start else ""}:
 {result.step:,} steps, {result.num_tokens:,} tokens, {result.seconds:.0f} s of training, last loss {result.loss or 0:.3f}\
@@ -30,6 +29,16 @@ Trained by the recipe `{config.recipe}`{f" from `{config.start}`" if config.star
 A model of this size can only do what its data shows: it has no knowledge of the world, does not reason and cannot hold a
 conversation. Structured answers always satisfy their schema, whether their values are right or wrong.
 """
+
+
+def _model(model: DecoderConfig) -> str:
+    if isinstance(model, LettersModelConfig):
+        return f"Convolutions of {num_parameters(model):,} parameters that classify the letters of an image by their places."
+    sharing = len(model.layers) - len(model.own_layers)
+    return (
+        f"A decoder of {num_parameters(model):,} parameters: {len(model.layers)} layers, {sharing} of them sharing keys and "
+        f"values,\ndim {model.dim}, vocabulary {model.vocab_size:,}, context {model.context_length:,} tokens."
+    )
 
 
 def _data(config: RunConfig) -> str:

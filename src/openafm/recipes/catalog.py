@@ -17,7 +17,7 @@ from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summar
 from openafm.recipes.on_device import draft, low_bit, pretrain, reward_model, sft, upcycling
 from openafm.recipes.server import pretrain as server_pretrain
 from openafm.recipes.server import sft as server_sft
-from openafm.recipes.vision import clip, joint, reader
+from openafm.recipes.vision import clip, joint, letters
 
 RECIPES = (
     pretrain.pretrain,
@@ -32,9 +32,7 @@ RECIPES = (
     reward_model.selection_model,
     clip.clip,
     joint.joint,
-    reader.letters,
-    reader.transcribe,
-    reader.reader,
+    letters.letters,
     multimodal_adaptation.on_device,
     multimodal_adaptation.on_device_sft,
     low_bit.qat,

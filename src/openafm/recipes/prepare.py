@@ -14,15 +14,13 @@ from openafm.core.errors import UsageError
 from openafm.data.loading.loader import LoaderConfig
 from openafm.models.initialization.upcycling_config import upcycled_config
 from openafm.models.reward_config import RewardModelConfig
-from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.multimodal_config import LettersModelConfig, MultimodalConfig
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
 from openafm.recipes.sources.data_config import DataConfig
 from openafm.recipes.sources.own_data import BUILT_IN, chosen_data, read_data, with_data
 from openafm.recipes.sources.preferences import with_preferences, with_row_limit
 from openafm.training.config import TrainerConfig, VisionStart
-from openafm.training.objectives.config import ReadingConfig
 from openafm.training.objectives.preference_config import PreferenceConfig
 
 
@@ -46,7 +44,7 @@ def prepare_run(
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
         BundleNotFoundError: `start` names no bundle.
         OwnDataError: `data` cannot be read, or inherited data does not exist any more.
-        UsageError: the recipe trains no letters, and `start` has none.
+        UsageError: either the recipe or `start`, and not both, has a model of letters.
         UncompressibleModelError: `start` is compressed and the recipe trains its weights.
         UpcyclingError: the recipe upcycles `start`, and `start` is not dense.
         TeacherError: the teacher has another tokenizer than `start`.
@@ -57,7 +55,6 @@ def prepare_run(
     config = replace(config, plugins=tuple(dict.fromkeys((*config.plugins, *found.plugins, *plugins))))
     start = start or default_bundle(found.starts_from, size)
     bundle = None if start is None else open_bundle(start)
-    _check_letters(config, bundle)
     if bundle is not None:
         config = _started(config, found, bundle)
     built_in = str(data) == BUILT_IN
@@ -89,6 +86,8 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
             f" that it was made from, decode it (openafm compress decode {bundle.name}), or train an adapter"
         )
     model, wanted = bundle.config, config.trainer.model
+    if isinstance(wanted, LettersModelConfig) != isinstance(model, LettersModelConfig):
+        raise UsageError(f"{recipe.name} cannot start from {bundle.name}, which is another kind of model; use another start")
     if isinstance(wanted, MultimodalConfig):
         if isinstance(model, MultimodalConfig):
             model = replace(model, modes=wanted.modes)
@@ -108,26 +107,6 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
     if trainer.adapter is not None and bundle.recovery_adapter is not None:
         trainer = replace(trainer, adapter=bundle.recovery_adapter.config)
     return replace(config, tokenizer=None, trainer=trainer)
-
-
-def _check_letters(config: RunConfig, bundle: Bundle | None) -> None:
-    """Check that a run whose image tokens are made of letters can start from a bundle.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    model, objective = config.trainer.model, config.trainer.objective
-    if not (isinstance(model, MultimodalConfig) and isinstance(model.adapter, LettersAdapterConfig)):
-        return
-    start = None if bundle is None else bundle.config
-    has_vision = isinstance(start, MultimodalConfig)
-    has_letters = isinstance(start, MultimodalConfig) and isinstance(start.adapter, LettersAdapterConfig)
-    needs_letters = isinstance(objective, ReadingConfig) and objective.letters_learn_from == "nothing"
-    if not has_letters and (has_vision or needs_letters):
-        found = "there is no bundle to start from" if bundle is None else f"{bundle.name} has no image tokens of letters"
-        raise UsageError(f"{found}; train vision.letters first, or start from a bundle of it")
-    if bundle is not None and bundle.tokenizer.is_imported:
-        raise UsageError(f"{bundle.name} has an imported tokenizer; letters need one that openafm trained")
 
 
 def _resolved(config: RunConfig, default_teacher: str | None) -> RunConfig:

@@ -24,6 +24,7 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file
 from openafm.core.folder_lock import folder_lock
 from openafm.core.regular_files import read_document
+from openafm.data.drawing.generators import load_built_in
 from openafm.data.loading.loader import LanguagesConfig, LoaderConfig
 from openafm.data.shards.files import address_of
 from openafm.data.shards.token_shards import read_manifest
@@ -191,6 +192,7 @@ def read_run(folder: Path) -> RunConfig:
     record = folder / "run.json"
     if not record.is_file():
         raise NoRunError(f"{folder} holds no run of a recipe: it has no run.json; `openafm train` makes one")
+    load_built_in()
     return from_dict(RunConfig, json.loads(read_document(record)))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from openafm.framework.backends.image_details import chosen_mode
+from openafm.framework.backends.image_details import fewest_image_tokens, image_part
 from openafm.framework.backends.loaded_model import MAX_CALLS, LoadedModel
 from openafm.framework.options import ImageDetail
 from openafm.framework.transcripts.images import MAX_IMAGE_PIXELS, Image
@@ -23,6 +22,7 @@ from openafm.tokenizer.conversation import (
     ContentPart,
     ImagePart,
     JsonSchema,
+    TextPart,
     ToolDefinition,
     Turn,
     UserTurn,
@@ -156,10 +156,10 @@ def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrai
 def _with_images(
     model: LoadedModel, turns: Sequence[Turn], sources: Mapping[str, ImageInput]
 ) -> tuple[tuple[Turn, ...], dict[str, bytes]]:
-    """Return the turns with the digests and token counts of their images, and the images by digest."""
-    modes = {name: chosen_mode(model.bundle, source.detail) for name, source in sources.items()}
+    """Return the turns with what stands for their images, and the bytes of those that are no text, by digest."""
     parts = [part for turn in turns if isinstance(turn, UserTurn) for part in turn.images]
-    check_fits(model.engine, sum(modes[part.digest].num_tokens for part in parts) + 1)  # before any is decoded
+    least = {name: fewest_image_tokens(model.bundle, source.detail) for name, source in sources.items()}
+    check_fits(model.engine, sum(least[part.digest] for part in parts) + 1)  # before any is decoded
     opened_images = {name: Image(source.url) for name, source in sources.items()}
     num_pixels = sum(image.num_pixels() for image in opened_images.values())
     if num_pixels > MAX_IMAGE_PIXELS:
@@ -169,20 +169,26 @@ def _with_images(
         )
     with _DECODING:
         data = {name: image.read() for name, image in opened_images.items()}
-    digests = {name: hashlib.sha256(each).hexdigest() for name, each in data.items()}
+    found = {name: image_part(model.bundle, each, sources[name].detail) for name, each in data.items()}
 
-    def read(part: ContentPart) -> ContentPart:
-        if not isinstance(part, ImagePart):
-            return part
-        return ImagePart(digest=digests[part.digest], num_tokens=modes[part.digest].num_tokens)
+    def read(turn: Turn) -> Turn:
+        if not isinstance(turn, UserTurn) or not turn.images:
+            return turn
+        content = list(turn.content)
+        for index, part in enumerate(content):
+            if isinstance(part, ImagePart):
+                content[index] = _on_its_own_lines(found[part.digest], is_first=not index, is_last=part is content[-1])
+        return UserTurn(content=tuple(content), response_format=turn.response_format)
 
-    read_turns = tuple(
-        UserTurn(content=tuple(map(read, turn.content)), response_format=turn.response_format)
-        if isinstance(turn, UserTurn) and turn.images
-        else turn
-        for turn in turns
-    )
-    return read_turns, {digests[name]: each for name, each in data.items()}
+    images = {part.digest: data[name] for name, part in found.items() if isinstance(part, ImagePart)}
+    return tuple(map(read, turns)), images
+
+
+def _on_its_own_lines(part: ContentPart, *, is_first: bool, is_last: bool) -> ContentPart:
+    """Return the text that was read in an image with line breaks around it; an image as it is."""
+    if not isinstance(part, TextPart):
+        return part
+    return TextPart(text="\n" * (not is_first) + part.text + "\n" * (not is_last))
 
 
 def _check_prompt(guardrail: Guardrail | None, text: str) -> None:

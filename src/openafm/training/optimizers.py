@@ -102,6 +102,4 @@ def is_muon_matrix(name: str) -> bool:
 
 def _is_vector(name: str) -> bool:
     """Return True for norms, biases and scales by name: tracks add a dim to every parameter."""
-    return name.endswith(("norm.weight", ".bias", "_scale", ".scale_ND", ".scale_before_PND")) or name.startswith(
-        "tracks.norms."
-    )
+    return name.endswith(("norm.weight", ".bias", "_scale")) or name.startswith("tracks.norms.")

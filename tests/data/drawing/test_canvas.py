@@ -96,7 +96,7 @@ def test_equal_drawings_give_equal_bytes(font):
     assert [command["op"] for command in first.commands] == ["canvas", "rectangle", "polygon", "text"]
 
 
-def test_centers_of_letters_are_in_the_middle_of_their_ink(font):
+def test_centers_of_letters_are_in_the_middle_of_their_ink_from_left_to_right(font):
     canvas = Canvas(400, 100)
     (word,) = canvas.text(30, 20, "HMIX", font, 40)
     for letter, (x, y) in zip("HMIX", word.centers, strict=True):
@@ -107,5 +107,14 @@ def test_centers_of_letters_are_in_the_middle_of_their_ink(font):
         columns = np.flatnonzero((row < 128).any(0))
         near = columns[np.abs(columns - x) <= width / 2 + 2]
         assert abs((near.min() + near.max() + 1) / 2 - x) <= 3
-        assert y == (word.box[1] + word.box[3]) / 2
+        assert y == word.centers[0][1]
     assert canvas.text(200, 5, "上下", fonts_for("zh-Hans")[0], 20, direction="ttb")[0].centers == ()
+
+
+def test_centers_of_a_line_are_at_the_height_of_the_middle_of_its_small_letters(font):
+    canvas = Canvas(400, 100)
+    words = canvas.text(20, 70, "x gyp 'x", font, 40, anchor="ls")
+    assert {y for word in words for _, y in word.centers} == {70 - 0.25 * 40}
+    small = words[0].box
+    assert abs((small[1] + small[3]) / 2 - 60) <= 3
+    assert all(abs((word.box[1] + word.box[3]) / 2 - 60) >= 3 for word in words[1:])

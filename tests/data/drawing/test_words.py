@@ -39,8 +39,8 @@ def test_check_finds_wrong_centers():
         drawn = words.draw(random.Random(seed), "en", "train")
         image = drawn.images[0]
         first = next(region for region in image.regions if len(region.label) > 1)
-        to_the_right = tuple((x + 3, y) for x, y in first.centers)
-        for centers in ((), first.centers[:-1], first.centers[::-1], to_the_right):
+        to_the_right, lower = (tuple((x + right, y + down) for x, y in first.centers) for right, down in ((3, 0), (0, 3)))
+        for centers in ((), first.centers[:-1], first.centers[::-1], to_the_right, lower):
             regions = tuple(replace(region, centers=centers) if region is first else region for region in image.regions)
             errors = words.check(replace(drawn, images=(replace(image, regions=regions),)))
             assert len(errors) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import openafm as fm
+from openafm.bundle import shipped_bundle
 from openafm.framework.transcripts import images
 from openafm.framework.transcripts.images import MAX_SIDE, Image
 
@@ -144,28 +146,38 @@ def test_other_sources_are_refused_immediately(source: Any, message: str) -> Non
         Image(source)
 
 
-def test_a_prompt_counts_the_tokens_of_its_images() -> None:
+@pytest.fixture
+def text_model(tmp_path: Path) -> fm.SystemLanguageModel:
+    """The shipped model without its reader of pages."""
+    shipped = shipped_bundle()
+    assert shipped is not None
+    return fm.SystemLanguageModel(
+        bundle=shutil.copytree(shipped, tmp_path / "text", ignore=shutil.ignore_patterns("reader"))
+    )
+
+
+def test_a_prompt_counts_the_tokens_of_its_images(text_model: fm.SystemLanguageModel) -> None:
     model = fm.OpenAICompatibleModel("http://127.0.0.1:1/v1", "x", capabilities=list(fm.Capability))
     data = encoded(flag())
     assert model.token_count_blocking(fm.Prompt("four", fm.Image(data))) == model.token_count_blocking("four") + 256
     with pytest.raises(fm.UnsupportedAttachmentError, match="does not support images"):
-        fm.SystemLanguageModel().token_count_blocking(fm.Image(data))
+        text_model.token_count_blocking(fm.Image(data))
 
 
-def test_a_text_only_model_has_no_vision() -> None:
-    session = fm.LanguageModelSession(model=fm.SystemLanguageModel())
+def test_a_text_only_model_has_no_vision(text_model: fm.SystemLanguageModel) -> None:
+    session = fm.LanguageModelSession(model=text_model)
     with pytest.raises(fm.UnsupportedAttachmentError, match="needs vision"):
         session.respond_blocking(fm.Prompt("What does the sign say?", fm.Image(encoded(flag()))))
     assert len(session.transcript) == 0
 
 
-def test_a_tool_output_with_an_image_needs_a_model_with_vision() -> None:
+def test_a_tool_output_with_an_image_needs_a_model_with_vision(text_model: fm.SystemLanguageModel) -> None:
     @fm.tool
     def photo() -> Any:
         """Take a photo."""
         return fm.Image(encoded(flag()))
 
-    session = fm.LanguageModelSession(model=fm.SystemLanguageModel(), tools=[photo])
+    session = fm.LanguageModelSession(model=text_model, tools=[photo])
     options = fm.GenerationOptions(tool_calling_mode="required", maximum_response_tokens=64)
     with pytest.raises(fm.ToolCallError, match="does not support images; return text"):
         session.respond_blocking("Take a photo", options=options)

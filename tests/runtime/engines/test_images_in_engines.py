@@ -24,7 +24,6 @@ from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import adapter_for
-from openafm.recipes.catalog import build_run
 from openafm.runtime.engines import image_cache, prefix_cache
 from openafm.runtime.engines.base import InsertedEmbeddings, InsertedEmbeddingsError, Sequence
 from openafm.runtime.engines.cache_limits import CacheLimitError
@@ -305,12 +304,3 @@ def test_inserted_pieces_are_one_content() -> None:
     assert sequence.content.insertions == (Insertion(1, 5, "a:4"),)
     running.rollback(sequence, 3)
     assert sequence.content.insertions == (Insertion(1, 3, "a:4"),)
-
-
-def test_an_update_of_the_embedding_changes_the_images_of_a_reader_only() -> None:
-    reader = build_run("vision.transcribe", "micro").trainer.model.build()
-    assert isinstance(reader, MultimodalDecoder)
-    for model, expected in ((copy.deepcopy(decoder("shared")), 0), (reader, 1)):
-        running = TorchEngine(model, signature="tiny")
-        running.update_weights({"embedding": model.embedding.detach().flip(0).clone()}, version=1)
-        assert running.encoder_version == expected

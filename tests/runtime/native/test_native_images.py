@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from native_bundles import CONFIG, write_compressed, write_random_adapter
-from tiny_tokenizer import TOKENIZER
 from torch import nn
 
-from openafm.bundle import Bundle, write_bundle
+from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.bundle.errors import BundleError
 from openafm.compression.deploy import FixedRounding, build_decoder
@@ -31,11 +30,10 @@ from openafm.models.vision.config import (
     WindowScopeConfig,
 )
 from openafm.models.vision.image_modes import ImageModeConfig
-from openafm.models.vision.letters import NO_LETTER, NUM_CLASSES
-from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.models.vision.sizes import adapter_for, convolutions, windowed_encoder
+from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
+from openafm.models.vision.sizes import adapter_for, convolutions, stem_of, windowed_encoder
 from openafm.runtime.engines.base import InsertedEmbeddings, InsertedEmbeddingsError
 from openafm.runtime.engines.prefix_cache import PrefixCache
 from openafm.runtime.engines.selection import engine_name
@@ -44,15 +42,14 @@ from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.native.support import unsupported
-from openafm.runtime.native.vision import LazyVisionTower, VisionTower, interpolated, neighborhoods
+from openafm.runtime.native.vision import LazyVisionTower, VisionTower, interpolated
 from openafm.runtime.native.vision_parts import TowerParts
-from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.runtime.native.vision_stem import neighborhoods
 
 VISION = windowed_encoder(
     image_side=32, patch_side=4, window_side=4, dim=32, num_layers=3, num_heads=4, mlp_dim=48, num_global_layers=1
 )
 STEM = (ConvolutionConfig(channels=8, kernel_side=5, stride=2), ConvolutionConfig(channels=12))
-READING_STEM = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=12, stride=2))
 MODES = (ImageModeConfig(name="balanced", side=32, tokens=9), ImageModeConfig(name="high", side=32, tokens=4, grid=2))
 
 
@@ -102,57 +99,19 @@ def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> 
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
-def reading(stem: tuple[ConvolutionConfig, ...], factor: int, num_before: int = 2) -> MultimodalConfig:
-    if stem:
-        vision = convolutions(64, stem)
-    else:
-        vision = windowed_encoder(
-            image_side=64, patch_side=16, window_side=2, dim=32, num_layers=2, num_heads=4, mlp_dim=64, num_global_layers=1
-        )
-    adapter = LettersAdapterConfig(patch_side=vision.patch_side, factor=factor, num_before=num_before)
-    return MultimodalConfig.of(CONFIG, vision, adapter)
-
-
-@pytest.mark.parametrize(("stem", "factor", "num_before"), [(READING_STEM, 1, 3), (READING_STEM, 2, 2), ((), 2, 1)])
 @pytest.mark.parametrize("side", [64, 128])
-def test_tokens_of_letters_equal_the_torch_modules(
-    stem: tuple[ConvolutionConfig, ...], factor: int, num_before: int, side: int, tmp_path: Path
-) -> None:
-    config = reading(stem, factor, num_before)
-    bundle = write_compressed(tmp_path / "reader", config=config)
-    model, num_tokens = load_decoder(bundle), (side // config.vision.patch_side // factor) ** 2
+def test_convolutions_alone_equal_the_torch_modules(side: int, tmp_path: Path) -> None:
+    config = MultimodalConfig.of(CONFIG, convolutions(64, stem_of(8, 12)), PixelShuffleAdapterConfig(factor=2))
+    bundle = write_compressed(tmp_path / "seeing", config=config)
+    model, num_tokens = load_decoder(bundle), (side // 16) ** 2
     assert isinstance(model, MultimodalDecoder)
     with torch.no_grad():
         expected = model.encode_images(torch.tensor(views(2, side)), num_tokens).float().numpy()
-    found = LazyVisionTower(bundle, 1, None).encode(views(2, side), num_tokens)
+    tower = LazyVisionTower(bundle, 1, None)
+    found = tower.encode(views(2, side), num_tokens)
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("in_8_bits", [False, True])
-def test_tokens_of_letters_in_full_precision_and_with_vision_in_8_bits(in_8_bits: bool, tmp_path: Path) -> None:
-    config = reading(READING_STEM, 2)
-    tensors = {name: weight.detach().numpy() for name, weight in config.build(seed=5).state_dict().items()}
-    tensors["adapter.letters.bias"].reshape(-1, NUM_CLASSES)[:, NO_LETTER] += 8  # tokens without a letter
-    stored, numerics = with_vision_in_8_bits(tensors, FULL_PRECISION) if in_8_bits else (tensors, FULL_PRECISION)
-    kept = {"config": config, "tokenizer": TOKENIZER, "template": ChatTemplate(), "numerics": numerics}
-    bundle = write_bundle(tmp_path / "reader", tensors=stored, **kept)
-    with torch.no_grad():
-        model = load_decoder(bundle)
-        assert isinstance(model, MultimodalDecoder)
-        expected = model.encode_images(torch.tensor(views(2, 64)), 16).numpy()
-    found = LazyVisionTower(bundle, 1, None).encode(views(2, 64), 16)
-    assert np.linalg.norm(found - expected) < (1.5e-2 if in_8_bits else 2e-5) * np.linalg.norm(expected)
-    with pytest.raises(BundleError, match="a view of 64 pixels has 16 tokens, not 9"):
-        LazyVisionTower(bundle, 1, None).encode(views(1, 64), 9)
-    for name, damaged in (
-        ("adapter.scale_before_PND", np.ones((1, 8, 1), np.float32)),
-        ("adapter.letters.weight", None),
-        ("adapter.letters.weight", np.ones((NUM_CLASSES, 12), np.float32)),  # of one cell, not two
-    ):
-        broken = {key: tensor for key, tensor in stored.items() if key != name}
-        broken |= {} if damaged is None else {name: damaged}
-        with pytest.raises(BundleError, match=name.replace(".", r"\.").removesuffix("weight")):
-            LazyVisionTower(write_bundle(tmp_path / "broken", tensors=broken, **kept), 1, None).encode(views(1, 64), 16)
+    with pytest.raises(BundleError, match=f"a view of {side} pixels has {num_tokens} tokens, not 9"):
+        tower.encode(views(1, side), 9)
 
 
 @pytest.mark.parametrize(("side", "kernel_side", "stride"), [(9, 3, 1), (9, 5, 2), (16, 7, 4), (10, 1, 3)])
@@ -166,7 +125,7 @@ def test_inputs_of_convolutions_equal_torch(
     columns = torch.nn.functional.unfold(padded.permute(0, 3, 1, 2), kernel_side, stride=stride)  # [V, C * K * K, P]
     expected = columns.unflatten(1, (5, -1)).permute(0, 3, 2, 1).flatten(2)
     for num_bytes in (1, 10**6):
-        monkeypatch.setattr("openafm.runtime.native.vision.NEIGHBORHOOD_BYTES", num_bytes)
+        monkeypatch.setattr("openafm.runtime.native.vision_stem.NEIGHBORHOOD_BYTES", num_bytes)
         parts = list(neighborhoods(x.numpy(), kernel_side, stride, border))
         assert (len(parts) > 1) == (num_bytes == 1)
         found = np.concatenate(parts, axis=1)

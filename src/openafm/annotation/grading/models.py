@@ -11,7 +11,9 @@ from openafm.core.errors import UsageError
 from openafm.core.regular_files import read_document
 from openafm.framework.backends.language_model import AnswerRequest, LanguageModel
 from openafm.framework.options import GenerationOptions
-from openafm.tokenizer.conversation import AssistantTurn, ImagePart, Instructions, TextPart, ToolTurn, Turn, UserTurn
+from openafm.framework.transcripts.images import Image
+from openafm.framework.transcripts.prompt import Prompt, prompt_content
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolTurn, Turn, UserTurn
 
 if TYPE_CHECKING:
     from openafm.annotation.grading.items import Item
@@ -49,13 +51,10 @@ def answer(
         GenerationError: the model gave no answer.
         OSError: an image cannot be read.
     """
-    import hashlib
-
-    found = {hashlib.sha256(data).hexdigest(): data for data in map(read_document, images)}
     *before, last = (_turn(role, text) for role, text in prompt)
-    if found:
-        parts = [ImagePart(digest=digest, num_tokens=model.num_image_tokens(data)) for digest, data in found.items()]
-        last = UserTurn(content=(*parts, TextPart(text=last.text)))
+    content, found = prompt_content(Prompt(*(Image(read_document(path)) for path in images), last.text), model.image_part)
+    if images:
+        last = UserTurn(content=content)
     request = AnswerRequest(
         turns=(last,),
         schema=schema,

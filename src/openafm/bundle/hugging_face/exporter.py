@@ -34,7 +34,7 @@ from openafm.models.config import (
     RotaryConfig,
     TiedHeadConfig,
 )
-from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.multimodal_config import LettersModelConfig, MultimodalConfig
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -107,7 +107,7 @@ def check_exportable(bundle: Bundle) -> None:
             f"{bundle.name} is compressed; export the bundle that it was made from, or its decoded weights:"
             f" `openafm compress decode {bundle.name}`, then export {bundle.name}-decoded"
         )
-    if isinstance(bundle.config, MultimodalConfig):
+    if isinstance(bundle.config, MultimodalConfig | LettersModelConfig):
         raise HuggingFaceError(f"{bundle.name} has a vision encoder, which exports do not support; export a text model")
 
 

@@ -31,6 +31,10 @@ VISIBLE_INK = [ink if ink >= 16 else 0 for ink in range(256)]
 """Fainter ink, of 255, leaves some backgrounds unchanged: a box around it would be larger than what is visible."""
 
 
+X_HEIGHT_MIDDLE = 0.25
+"""Height of the centers of letters above the baseline, in sizes of the font: the middle of small letters."""
+
+
 class LeavesCanvasError(ValueError):
     """A text is larger than what is left of the canvas."""
 
@@ -171,7 +175,7 @@ class Canvas:
             if around.mask is not None:
                 self._image.paste(outline_fill, (round(x) + around.left, round(y) + around.top), around.mask)
         self._image.paste(fill, (left, top), glyphs.mask)
-        centers = () if direction == "ttb" else _centers(word, x, (box[1] + box[3]) / 2, font, size)
+        centers = () if direction == "ttb" else _centers(word, x, y - X_HEIGHT_MIDDLE * size, font, size)
         bounds = (float(box[0]), float(box[1]), float(box[2]), float(box[3]))
         return Region(label=word, box=bounds, kind=kind, centers=centers)
 

@@ -51,6 +51,12 @@ def generator_config(name: str) -> GeneratorConfig:
     return plugins[name]
 
 
+def load_built_in() -> None:
+    """Import the configs of all generators that come with openafm, so that a record that has them can be read."""
+    for name in _BUILT_IN:
+        generator_config(name)
+
+
 def _of_plugins() -> dict[str, GeneratorConfig]:
     """The generators of imported plugins, by name. A class of openafm is not one of them."""
     return {

@@ -21,6 +21,7 @@ _TOLERANCE = 3  # pixels: words are placed on whole pixels
 _INK = 200
 _COORDINATE = 2.5  # pixels: thousandths of an image
 _CENTER = 1.5  # pixels: words are placed on whole pixels
+_CENTER_HEIGHT = 0.25  # above the baseline, in sizes of the font
 
 
 def ink_errors(drawn: Drawn) -> Iterator[str]:
@@ -153,19 +154,23 @@ def _commands_of_words(commands: Sequence[Mapping[str, Any]]) -> dict[int, Mappi
 def _center_errors(
     command: Mapping[str, Any], word: Mapping[str, Any], region: Region, geometry: Geometry | None
 ) -> Iterator[str]:
-    """Compare the centers of a word's letters with the widths of its beginnings, measured from the left of its ink."""
+    """Compare the centers of a word's letters with the widths of its beginnings and the height of its baseline.
+
+    Both are measured from the ink of the word alone, whose pen is where `_alone` puts it.
+    """
     if command["direction"] == "ttb":
         if region.centers:
             yield f"the column {word['text']!r} has centers of letters, which only lines have"
         return
-    font, text = font_named(command["font"]).at(command["size"]), word["text"]
-    left, top, _, bottom = word["box"]
+    size, text = command["size"], word["text"]
+    font, (left, top, _, _) = font_named(command["font"]).at(size), word["box"]
     ink = _alone(command, text).getbbox()
     if ink is None:
         return
-    pen = left - ink[0] + 2 * command["size"]
+    pen, baseline = left - ink[0] + 2 * size, top - ink[1] + 2 * size
     ends = [pen + font.getlength(text[:count]) for count in range(len(text) + 1)]
-    expected: Sequence[tuple[float, float]] = [(sum(pair) / 2, (top + bottom) / 2) for pair in pairwise(ends)]
+    middle = baseline - _CENTER_HEIGHT * size
+    expected: Sequence[tuple[float, float]] = [(sum(pair) / 2, middle) for pair in pairwise(ends)]
     expected = geometry.points(expected) if geometry else expected
     if len(region.centers) != len(text):
         yield f"{text!r} has {len(region.centers)} centers for {len(text)} characters"

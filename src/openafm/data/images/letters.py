@@ -1,25 +1,25 @@
 """Letters of an image as tokens: (row, column, class) of the cells of a view, for training an encoder to read.
 
 Drawings have the box of each word and the centers of its letters (`Region`). Where the centers are not known, the letters
-divide the box by the usual widths of letters: a quarter of them is then in the cell beside the right one. Words that are too
-small for their letters to have a cell each are left out.
+divide the box by the usual widths of letters: a quarter of them is then in the cell beside the right one. A view has the
+letters of one range of font sizes (`SIZES`); all other cells have no letter.
 """
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from openafm.data.images.documents import ImageDocument, Region
-from openafm.models.vision.letters import CELL, NO_LETTER, class_of
+from openafm.models.vision.letters import CELL, SIZES, SPACE, class_of, usual_width
 
-EMPTY_SHARE = 1.0
-"""Cells without a letter, as a share of those with one: half of them between the centers of letters of a word."""
-MOST_LETTERS = 150
-"""Letters of an image, so that a row of 1,024 tokens holds them."""
-_NARROW, _WIDE = frozenset("iljft.,:;'!|()[]1I-’"), frozenset("mwMW@%&")
+_ABOVE, _BELOW, _SMALL = 0.72, 0.22, 0.5  # of a letter over and under the baseline, in sizes of the font
+_DESCENDING, _LOW = frozenset("gjpqyQ,;()[]{}|@$/"), frozenset("acegmnopqrsuvwxyz")
+_WIDEST_SPACE = 1.0  # in sizes of the font
+_SAME_LINE = 0.4  # as much may two words of a line differ in height, in sizes of the font
+
+Place = tuple[float, float, float]
+"""x, y and the size of the font of a letter in pixels of a view."""
 
 
 def has_words(document: ImageDocument) -> bool:
@@ -28,61 +28,53 @@ def has_words(document: ImageDocument) -> bool:
 
 
 def letter_tokens(document: ImageDocument, size: tuple[int, int], side: int) -> list[int]:
-    """Return row, column and class of the letters of an image, and of some cells without one, in a view of this side.
+    """Return row, column and class of the letters and spaces of an image in a view of this side.
 
     Args:
         size: width and height of the image in pixels.
     """
-    places: dict[tuple[int, int], int] = {}
-    taken: set[tuple[int, int]] = set()
-    spelled: set[tuple[int, int]] = set()
-    unspelled: set[tuple[int, int]] = set()
-    for region in document.regions:
-        if region.kind == "word":
-            letters, cells = dict(_letters(region, size, side)), set(_cells(region, size, side))
-            places |= letters
-            taken |= cells
-            if letters:
-                spelled |= cells
-            else:
-                unspelled |= cells
-    between = sorted(spelled - unspelled - places.keys())
-    rng = random.Random(hashlib.blake2b(document.id.encode(), digest_size=8).digest())
-    if len(places) > MOST_LETTERS:
-        places = dict(rng.sample(sorted(places.items()), MOST_LETTERS))
-    num_empty = round(EMPTY_SHARE * len(places))
-    places |= dict.fromkeys(rng.sample(between, min(num_empty // 2, len(between))), NO_LETTER)
-    for _ in range(num_empty - num_empty // 2):
-        place = rng.randrange(side // CELL[0]), rng.randrange(side // CELL[1])
-        if place not in taken:
-            places[place] = NO_LETTER
-    return [value for (row, column), letter in sorted(places.items()) for value in (row, column, letter)]
+    words = [region for region in document.regions if region.kind == "word"]
+    spelled = [_letters(region, side / size[0], side / size[1]) for region in words]
+    found = [*_spaces(spelled), *((place, class_of(letter)) for word in spelled for place, letter in word)]
+    cells = {
+        (int(y // CELL[0]), int(x // CELL[1])): letter
+        for (x, y, font_size), letter in found
+        if SIZES[0] <= font_size < SIZES[1] and 0 <= y < side and 0 <= x < side
+    }
+    return [value for (row, column), letter in sorted(cells.items()) for value in (row, column, letter)]
 
 
-def _cells(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[int, int]]:
-    """Return the cells of the view that a word touches."""
-    (left, top, right, bottom), (width, height) = region.box, size
-    last_row, last_column = side // CELL[0] - 1, side // CELL[1] - 1
-    columns = range(int(left * side / width // CELL[1]), min(int(right * side / width // CELL[1]), last_column) + 1)
-    for row in range(int(top * side / height // CELL[0]), min(int(bottom * side / height // CELL[0]), last_row) + 1):
-        yield from ((row, column) for column in columns)
+def _spaces(words: Sequence[Sequence[tuple[Place, str]]]) -> Iterator[tuple[Place, int]]:
+    """Return the middles of the gaps between words that follow each other on a line."""
+    for before, after in pairwise(words):
+        if before and after:
+            (x, y, font_size), (next_x, next_y, _) = before[-1][0], after[0][0]
+            room = font_size * (_WIDEST_SPACE + (usual_width(before[-1][1]) + usual_width(after[0][1])) / 4)
+            if 0 < next_x - x < room and abs(next_y - y) < _SAME_LINE * font_size:
+                share = (usual_width(before[-1][1]) + 0.5) / (usual_width(before[-1][1]) + usual_width(after[0][1]) + 1)
+                yield (x + share * (next_x - x), y + share * (next_y - y), font_size), SPACE
 
 
-def _letters(region: Region, size: tuple[int, int], side: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Return the cell and the class of each letter of a word."""
-    (left, top, right, bottom), (width, height), word = region.box, size, region.label
-    if (right - left) * side / width < len(word) * CELL[1]:
-        return
-    usual = ((left + share * (right - left), (top + bottom) / 2) for share in _usual_centers(word))
+def _letters(region: Region, x_scale: float, y_scale: float) -> list[tuple[Place, str]]:
+    """Return the places of the letters of a word."""
+    (left, top, right, bottom), word = region.box, region.label
+    usual = [(left + share * (right - left), (top + bottom) / 2) for share in _usual_centers(word)]
     centers = region.centers if len(region.centers) == len(word) else tuple(usual)
-    for letter, (x, y) in zip(word, centers, strict=True):
-        row, column = int(y * side / height // CELL[0]), int(x * side / width // CELL[1])
-        if 0 <= row < side // CELL[0] and 0 <= column < side // CELL[1]:
-            yield (row, column), class_of(letter)
+    (first_x, first_y), (last_x, last_y) = centers[0], centers[-1]
+    slope = abs(last_y - first_y) / max(abs(last_x - first_x), 1.0)
+    height = max(bottom - top - slope * (right - left), (bottom - top) / 2)
+    font_size = y_scale * height / _height(word)
+    return [((x * x_scale, y * y_scale, font_size), letter) for letter, (x, y) in zip(word, centers, strict=True)]
+
+
+def _height(word: str) -> float:
+    """Return the usual height of a word in sizes of its font."""
+    above = _SMALL if all(letter in _LOW for letter in word) else _ABOVE
+    return above + (_BELOW if any(letter in _DESCENDING for letter in word) else 0.0)
 
 
 def _usual_centers(word: str) -> Sequence[float]:
     """Return the usual centers of the letters of a word, as shares of its width."""
-    widths = [0.55 if letter in _NARROW else 1.5 if letter in _WIDE else 1.2 if letter.isupper() else 1.0 for letter in word]
+    widths = [usual_width(letter) for letter in word]
     ends = list(accumulate(widths))
     return [(end - width / 2) / ends[-1] for end, width in zip(ends, widths, strict=True)]

@@ -32,14 +32,14 @@ from openafm.framework.errors import (
     UnsupportedGuideError,
 )
 from openafm.framework.options import GenerationOptions, SamplingMode
-from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
+from openafm.framework.transcripts.images import Image
+from openafm.framework.transcripts.prompt import Prompt as FrameworkPrompt
+from openafm.framework.transcripts.prompt import UnsupportedAttachmentError, prompt_content
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.tokenizer.conversation import (
     ContentPart,
-    ImagePart,
     Instructions,
     JsonSchema,
-    TextPart,
     ToolCall,
     ToolDefinition,
     ToolTurn,
@@ -175,11 +175,7 @@ class ModelAnswerer(Answerer):
             raise UnsupportedAttachmentError(
                 f"the model {self.name} does not support images; choose a bundle with a vision encoder, or leave it out"
             )
-        images = {hashlib.sha256(image).hexdigest(): image for image in prompt.images}
-        parts = [
-            ImagePart(digest=digest, num_tokens=self.model.num_image_tokens(image, None)) for digest, image in images.items()
-        ]
-        return (*parts, TextPart(text=prompt.text)), images
+        return prompt_content(FrameworkPrompt(*map(Image, prompt.images), prompt.text), self.model.image_part)
 
     def _raw_text(self) -> RawText:
         if self._raw is None:

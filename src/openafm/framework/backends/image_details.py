@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from openafm.bundle import Bundle
 from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.options import ImageDetail
-from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
+from openafm.framework.transcripts.prompt import ImagePromptError, UnsupportedAttachmentError
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.tokenizer.conversation import ContentPart, ContentTurn, ImagePart, ToolTurn, Turn, UserTurn
+from openafm.reading.page import DEFAULT_DETAIL, open_reader
+from openafm.runtime.engines.image_cache import UnreadableImageError
+from openafm.tokenizer.conversation import ContentPart, ContentTurn, ImagePart, TextPart, ToolTurn, Turn, UserTurn
+
+NO_TEXT = "(an image without text)"
 
 
 def image_modes(bundle: Bundle) -> tuple[ImageModeConfig, ...]:
@@ -38,6 +43,34 @@ def chosen_mode(bundle: Bundle, detail: ImageDetail | None) -> ImageModeConfig:
     raise UnsupportedAttachmentError(
         f"the model {bundle.name} is not trained for image_detail '{detail}'; choose one of {known}"
     )
+
+
+def image_part(bundle: Bundle, image: bytes, detail: ImageDetail | None = None) -> ContentPart:
+    """Return what stands for an image in a prompt: the image, or for a text model with a reader of pages its text.
+
+    Raises:
+        UnsupportedAttachmentError: the model does not support images, or not this detail.
+        ImagePromptError: the reader cannot take the image.
+        PageReaderError: the reader is damaged.
+    """
+    if image_modes(bundle) or bundle.reader is None:
+        num_tokens = num_tokens_of(image, chosen_mode(bundle, detail))
+        return ImagePart(digest=hashlib.sha256(image).hexdigest(), num_tokens=num_tokens)
+    try:
+        page = open_reader(bundle.reader).read(image, detail or DEFAULT_DETAIL)
+    except UnreadableImageError as error:
+        raise ImagePromptError(str(error)) from error
+    return TextPart(text=page.text or NO_TEXT)
+
+
+def fewest_image_tokens(bundle: Bundle, detail: ImageDetail | None) -> int:
+    """Return the number of tokens that an image takes at least, without decoding it.
+
+    Raises:
+        UnsupportedAttachmentError: the model does not support images, or not this detail.
+    """
+    reads = not image_modes(bundle) and bundle.reader is not None
+    return 1 if reads else min(chosen_mode(bundle, detail).token_counts)
 
 
 def num_tokens_of(image: bytes, mode: ImageModeConfig) -> int:

@@ -8,6 +8,7 @@ are details of the executor.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +26,9 @@ from openafm.framework.transcripts.transcript import Transcript
 from openafm.safety.guardrail import Guardrail
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ContentPart,
     ContentTurn,
+    ImagePart,
     Instructions,
     JsonSchema,
     ToolDefinition,
@@ -235,8 +238,8 @@ class LanguageModel(ABC):
         Raises:
             ValueError: neither or both of `value` and `instructions` are given.
         """
-        count = partial(self.num_image_tokens, detail=image_detail)
-        return _estimate(_counted_turns(value, instructions, count), _BYTES_PER_TOKEN)
+        image_part = partial(self.image_part, detail=image_detail)
+        return _estimate(_counted_turns(value, instructions, image_part), _BYTES_PER_TOKEN)
 
     def check_context(self, turns: Sequence[Turn]) -> None:
         """Raise if `turns`, the transcript with a new prompt, cannot fit the context window at 6 UTF-8 bytes per token.
@@ -252,6 +255,10 @@ class LanguageModel(ABC):
     def num_image_tokens(self, image: bytes, detail: ImageDetail | None = None) -> int:
         """Return the number of tokens that an image takes in the context window (default: an estimate)."""
         return 256
+
+    def image_part(self, image: bytes, detail: ImageDetail | None = None) -> ContentPart:
+        """Return what stands for an image in a prompt: the image, or text if the model only reads what is written in it."""
+        return ImagePart(digest=hashlib.sha256(image).hexdigest(), num_tokens=self.num_image_tokens(image, detail))
 
     @abstractmethod
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
@@ -280,7 +287,7 @@ class LanguageModel(ABC):
 def _counted_turns(
     value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None,
     instructions: str | None,
-    num_image_tokens: Callable[[bytes], int],
+    image_part: Callable[[bytes], ContentPart],
 ) -> tuple[Turn, ...]:
     """Return turns with the text and images of the arguments of `token_count`."""
     if (value is None) == (instructions is None):
@@ -294,7 +301,7 @@ def _counted_turns(
             return value.turns
         case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
             return (Instructions(text="", tools=tuple(tool.definition() for tool in tools)),)
-    content, _ = prompt_content(cast(PromptLike, value), num_image_tokens)
+    content, _ = prompt_content(cast(PromptLike, value), image_part)
     return (UserTurn(content=content),)
 
 

@@ -14,7 +14,14 @@ from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends import loaded_model
 from openafm.framework.backends.adapter import Adapter, CompatibleAdapterNotFoundError, resolve_adapter
-from openafm.framework.backends.image_details import check_fits, chosen_mode, image_modes, in_known_modes, num_tokens_of
+from openafm.framework.backends.image_details import (
+    check_fits,
+    chosen_mode,
+    image_modes,
+    image_part,
+    in_known_modes,
+    num_tokens_of,
+)
 from openafm.framework.backends.language_model import (
     Capability,
     LanguageModel,
@@ -26,13 +33,13 @@ from openafm.framework.errors import AssetsUnavailableError, FoundationModelsErr
 from openafm.framework.options import ImageDetail
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
-from openafm.framework.transcripts.prompt import PromptLike, prompt_content
+from openafm.framework.transcripts.prompt import PromptLike, UnsupportedAttachmentError, prompt_content
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.runtime.engines.verified_files import verify_once
 from openafm.safety.blocklist import BlocklistConfig
 from openafm.safety.guardrail import Guardrail, SystemLanguageModelGuardrails
 from openafm.tokenizer.chat_template import opened
-from openafm.tokenizer.conversation import Instructions, Turn, UserTurn
+from openafm.tokenizer.conversation import ContentPart, ContentTurn, Instructions, Turn, UserTurn
 
 # BCP 47 tags of the sixteen languages of Apple Intelligence, which the report's models support.
 SUPPORTED_LANGUAGES = frozenset(
@@ -93,12 +100,12 @@ class SystemLanguageModel(LanguageModel):
 
     @property
     def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]
-        """Guided generation; tool calling if the chat template supports tools; vision if the model has a vision encoder."""
+        """Guided generation; tool calling if the chat template supports tools; vision with a vision encoder or a reader."""
         bundle = self.described()
         found = {
             Capability.GUIDED_GENERATION: True,
             Capability.TOOL_CALLING: bundle.template.can_call_tools,
-            Capability.VISION: bool(image_modes(bundle)),
+            Capability.VISION: bool(image_modes(bundle)) or bundle.reader is not None,
         }
         return frozenset(capability for capability, is_there in found.items() if is_there)
 
@@ -179,7 +186,7 @@ class SystemLanguageModel(LanguageModel):
                 return len(template.encode(tokenizer, self._prepared(opened(value.turns))))
             case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
                 return sum(len(template.encode_tool(tokenizer, each.definition())) for each in tools)
-        content, _ = prompt_content(cast(PromptLike, value), partial(self.num_image_tokens, detail=image_detail))
+        content, _ = prompt_content(cast(PromptLike, value), partial(self.image_part, detail=image_detail))
         prompt = template.encode_turn(tokenizer, UserTurn(content=content))
         return len(prompt) + len(template.generation_prompt(tokenizer))
 
@@ -201,6 +208,16 @@ class SystemLanguageModel(LanguageModel):
             UnsupportedAttachmentError: the model does not support images, or is not trained for this detail.
         """
         return num_tokens_of(image, chosen_mode(self.described(), detail))
+
+    def image_part(self, image: bytes, detail: ImageDetail | None = None) -> ContentPart:
+        """Return what stands for an image in a prompt; of a text model with a reader of pages the text that it reads.
+
+        Raises:
+            UnsupportedAttachmentError: the model does not support images, or not this detail.
+            ImagePromptError: the reader cannot take the image.
+        """
+        with _unavailable(f"the model {self.described().name} cannot read images: "):
+            return image_part(self.described(), image, detail)
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         from openafm.framework.backends.local_executor import LocalExecutor
@@ -247,7 +264,16 @@ class SystemLanguageModel(LanguageModel):
             return loaded_model.load(bundle, adapter, opened_draft)
 
     def _prepared(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """Return the turns of a transcript as this model reads them."""
+        """Return the turns of a transcript as this model reads them.
+
+        Raises:
+            UnsupportedAttachmentError: they have images, which this model only reads when they are attached to a prompt.
+        """
+        if not image_modes(self.described()) and any(turn.images for turn in turns if isinstance(turn, ContentTurn)):
+            raise UnsupportedAttachmentError(
+                f"the transcript has images, and the model {self.described().name} has no vision encoder; attach them to a"
+                " new prompt, or use a model with a vision encoder"
+            )
         return in_known_modes(self._with_use_case(turns), image_modes(self.described()))
 
     def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:

@@ -48,7 +48,7 @@ from openafm.framework.transcripts.transcript import (
 )
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.safety.guardrail import OutputMonitor, Refused, Verdict, Violation
-from openafm.tokenizer.conversation import Instructions, ToolCall, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import ContentPart, Instructions, ToolCall, ToolTurn, Turn, UserTurn
 
 _MAX_CALLS_PER_ANSWER = 16
 _EXPLAIN = "Say in one sentence why you will not help with this."
@@ -98,12 +98,14 @@ class Responder:
         with framework_errors():
             span.set_content(prompt=text)
             with span.child(SpanKind.CHECK, "prompt"):
-                content, images = prompt_content(request.prompt, self._image_count(request))
+                content, images = prompt_content(request.prompt, self._image_part(request))
                 schema = request.format.schema if request.include_schema_in_prompt else None
                 prompt = UserTurn(content=content, response_format=schema)
                 self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
                 if guardrail is not None:
-                    self._check_verdict(guardrail.check_input(text), "prompt", text)
+                    # Text that is read in images is checked too.
+                    checked = prompt.text if prompt_attachments(request.prompt) else text
+                    self._check_verdict(guardrail.check_input(checked), "prompt", text)
             executor = self._current_executor(span)
             state = RequestState(request, executor, guardrail, text, prompt, images, self._deadline(), span)
             with executor.undone_on_error():
@@ -224,7 +226,7 @@ class Responder:
         denials = self._denials(state, calls)
         allowed = [call for call, denial in zip(calls, denials, strict=True) if denial is None]
         try:
-            ran = self._runner.run(allowed, state.is_over, state.request.loop, self._image_count(state.request), state.span)
+            ran = self._runner.run(allowed, state.is_over, state.request.loop, self._image_part(state.request), state.span)
         except GenerationCancelledError:
             state.raise_if_late()
             raise
@@ -262,15 +264,15 @@ class Responder:
                 outputs.append(ToolOutput(turn=ToolTurn(name=call.name, text=denied_text(denial)), images={}))
         return outputs
 
-    def _image_count(self, request: SessionRequest[Any, Any]) -> Callable[[bytes], int]:
-        """Return a function of an image: its number of tokens. It raises if the model sees no images."""
+    def _image_part(self, request: SessionRequest[Any, Any]) -> Callable[[bytes], ContentPart]:
+        """Return a function of an image: what stands for it in a prompt. It raises if the model sees no images."""
 
-        def num_tokens(image: bytes) -> int:
+        def image_part(image: bytes) -> ContentPart:
             if Capability.VISION not in self.model.capabilities:
                 raise UnsupportedAttachmentError(f"the model {self.model.name} does not support images; return text instead")
-            return self.model.num_image_tokens(image, request.options.image_detail)
+            return self.model.image_part(image, request.options.image_detail)
 
-        return num_tokens
+        return image_part
 
     def _current_executor(self, span: SpanRecorder) -> LanguageModelExecutor:
         """Return an executor that has received the whole transcript; a new one if another session appended to it."""

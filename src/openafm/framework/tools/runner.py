@@ -16,7 +16,7 @@ from openafm.framework.profiling.spans import SpanKind
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.tools.tool import Tool, ToolLimits
 from openafm.framework.transcripts.prompt import has_attachments, prompt_content
-from openafm.tokenizer.conversation import ToolCall, ToolTurn
+from openafm.tokenizer.conversation import ContentPart, ToolCall, ToolTurn
 from openafm.tokenizer.schema_text import compact_json
 
 _POLL_S, _LOOP_POLL_S = 0.02, 0.5
@@ -31,7 +31,7 @@ class ToolOutput:
 
 
 _Outputs: TypeAlias = tuple[ToolOutput, ...]
-_ImageCount: TypeAlias = Callable[[bytes], int]
+_ImageReader: TypeAlias = Callable[[bytes], ContentPart]
 
 
 class ToolOutputError(OpenAFMError):
@@ -54,7 +54,7 @@ class ToolRunner:
         calls: Sequence[ToolCall],
         cancelled: Callable[[], bool],
         loop: asyncio.AbstractEventLoop | None,
-        num_image_tokens: _ImageCount,
+        image_part: _ImageReader,
         span: SpanRecorder = NOT_RECORDED,
     ) -> _Outputs:
         """Return the outputs of the calls in order. Blocks, so the thread of `loop` must not call it.
@@ -63,14 +63,14 @@ class ToolRunner:
             calls: the calls of one answer.
             cancelled: polled; returns whether the request is cancelled.
             loop: the event loop to run the calls in; None: a new one.
-            num_image_tokens: returns the number of tokens of an image in an output; raises if the model sees no images.
+            image_part: returns what stands for an image in an output; raises if the model sees no images.
             span: records the calls for profiles.
 
         Raises:
             ToolCallError: a tool raised, timed out or returned an unusable output; the other calls are cancelled.
             GenerationCancelledError: the request was cancelled, and with it all calls.
         """
-        work = self._run(calls, cancelled, num_image_tokens, span)
+        work = self._run(calls, cancelled, image_part, span)
         try:
             if loop is None:
                 return in_daemon_loop(work, "openafm-tools").result()
@@ -80,9 +80,9 @@ class ToolRunner:
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
 
     async def _run(
-        self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], num_image_tokens: _ImageCount, span: SpanRecorder
+        self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], image_part: _ImageReader, span: SpanRecorder
     ) -> _Outputs:
-        tasks = [asyncio.ensure_future(self._recorded(call, num_image_tokens, span)) for call in calls]
+        tasks = [asyncio.ensure_future(self._recorded(call, image_part, span)) for call in calls]
         try:
             while not all(task.done() for task in tasks):
                 await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_EXCEPTION)
@@ -105,18 +105,18 @@ class ToolRunner:
         """
         return self._limited(_as_text(await self._called(call)))
 
-    async def _recorded(self, call: ToolCall, num_image_tokens: _ImageCount, parent: SpanRecorder) -> ToolOutput:
+    async def _recorded(self, call: ToolCall, image_part: _ImageReader, parent: SpanRecorder) -> ToolOutput:
         with parent.child(SpanKind.TOOL, call.name) as span:
-            output = await self._output(call, num_image_tokens)
+            output = await self._output(call, image_part)
             if span.is_recorded:
                 span.set_content(arguments=compact_json(call.arguments), output=output.turn.text)
             return output
 
-    async def _output(self, call: ToolCall, num_image_tokens: _ImageCount) -> ToolOutput:
+    async def _output(self, call: ToolCall, image_part: _ImageReader) -> ToolOutput:
         output = await self._called(call)
         if not has_attachments(output):
             return ToolOutput(turn=ToolTurn(name=call.name, text=self._limited(_as_text(output))), images={})
-        content, images = prompt_content(output, num_image_tokens)
+        content, images = prompt_content(output, image_part)
         turn = ToolTurn(name=call.name, content=content)
         self._limited(turn.text)
         return ToolOutput(turn=turn, images=images)

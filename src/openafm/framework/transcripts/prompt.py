@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from openafm.core.errors import UsageError
 from openafm.framework.errors import FoundationModelsError, UnsupportedCapabilityError
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.generable import Generable
-from openafm.tokenizer.conversation import ContentPart, ImagePart, TextPart
+from openafm.tokenizer.conversation import ContentPart, TextPart
 
 
 class PromptError(FoundationModelsError):
@@ -77,14 +76,14 @@ def prompt_attachments(prompt: PromptLike) -> tuple[Attachment, ...]:
 
 
 def prompt_content(
-    prompt: PromptLike, num_image_tokens: Callable[[bytes], int]
+    prompt: PromptLike, image_part: Callable[[bytes], ContentPart]
 ) -> tuple[tuple[ContentPart, ...], dict[str, bytes]]:
     """Return the content parts of a prompt, and the bytes of its images by digest.
 
     Components that follow each other are separate lines. The label of an image is a line of text before it.
 
     Args:
-        num_image_tokens: returns the number of tokens of an image.
+        image_part: returns what stands for an image: a part with its digest and tokens, or the text that is read in it.
 
     Raises:
         PromptError: a component has an unsupported type, or an image cannot be read.
@@ -94,10 +93,13 @@ def prompt_content(
     for component in _components(prompt):
         if isinstance(component, Attachment):
             data = component.read()
-            digest = hashlib.sha256(data).hexdigest()
-            images[digest] = data
             _add_line(parts, f"{component.label}:" if component.label else None)
-            parts.append(ImagePart(digest=digest, num_tokens=num_image_tokens(data)))
+            part = image_part(data)
+            if isinstance(part, TextPart):
+                _add_line(parts, part.text)
+            else:
+                images[part.digest] = data
+                parts.append(part)
         else:
             _add_line(parts, _text(component))
     return tuple(parts), images

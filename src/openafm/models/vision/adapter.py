@@ -2,8 +2,7 @@
 
 The transformer layer sees the whole image, the convolution the neighborhood of a patch.
 
-Shapes: B images, Y and X patches of a side, V encoder dim, D decoder dim, T pooled tokens of a side, K = 3 taps of a side,
-F patches of a token's side, E any values.
+Shapes: B images, Y and X patches of a side, V encoder dim, D decoder dim, T pooled tokens of a side, K = 3 taps of a side.
 """
 
 from __future__ import annotations
@@ -24,16 +23,8 @@ class BaseVisionAdapter(nn.Module, ABC):
     """Base of the adapters: from the states of a vision encoder to the embeddings of image tokens of a decoder."""
 
     @abstractmethod
-    def forward(self, states: VisionStates, tokens_side: int | None = None, embedding_ED: Tensor | None = None) -> Tensor:
-        """Return the embeddings of the image tokens row by row, [B, T * T, D]; T is `tokens_side`, or the usual one.
-
-        `embedding_ED` is that of the decoder's E tokens, which an adapter of letters needs.
-        """
-
-
-def by_token(x_BYXE: Tensor, factor: int) -> Tensor:
-    """Return the values of patches by token, x_BTTFFE: each token has `factor` x `factor` patches; E may be several dims."""
-    return x_BYXE.unflatten(2, (-1, factor)).unflatten(1, (-1, factor)).transpose(2, 3)
+    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
+        """Return the embeddings of the image tokens row by row, [B, T * T, D]; T is `tokens_side`, or the usual one."""
 
 
 class PooledConvolution(nn.Module):
@@ -72,7 +63,7 @@ class VisionAdapter(BaseVisionAdapter):
         if not self.projection.weight.is_meta:
             self.initialize(seed)
 
-    def forward(self, states: VisionStates, tokens_side: int | None = None, embedding_ED: Tensor | None = None) -> Tensor:
+    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
         num_registers = states.registers_BRD.shape[1]
         x_BTV = torch.cat((states.registers_BRD, states.patches_BYXD.flatten(1, 2)), dim=1)
         x_BTV = self.norm(self.layer(x_BTV, num_registers, 1))

@@ -254,13 +254,6 @@ class BaseAdapterConfig(Config, ABC):
             ConfigError: it cannot.
         """
 
-    def check_model(self, vision: VisionConfig, vocab_size: int) -> None:
-        """Check that an encoder and a decoder fit; by default all do.
-
-        Raises:
-            ConfigError: one does not.
-        """
-
     @abstractmethod
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
         """Return the number of weights between an encoder and a decoder of these dims."""

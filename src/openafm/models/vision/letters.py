@@ -9,13 +9,25 @@ CELL = (8, 4)
 NO_LETTER = 0
 _FIRST, _LAST = ord("!"), ord("~")
 OTHER = _LAST - _FIRST + 2
-NUM_CLASSES = OTHER + 1
-LETTER_TOKENS = range(64, 64 + OTHER - 1)
-"""The tokens of classes 1, 2, ... in every tokenizer that openafm trains: printable ASCII follows the special tokens.
-NO_LETTER and OTHER have none."""
+SPACE = OTHER + 1
+"""The class of the middle of the gap between two words of a line."""
+NUM_CLASSES = SPACE + 1
+SIZES = (11.0, 30.0)
+"""Font sizes in pixels of a view, from the first to below the second, whose letters the view has. Views of half and of a
+quarter of the side have larger letters (`page.py`)."""
+_NARROW, _WIDE = frozenset("iljft.,:;'!|()[]I- ’"), frozenset("mwMW@%&")
+_ALIKE = str.maketrans("’‘‚“”„–—−", "'',\"\"\"---")
 
 
 def class_of(letter: str) -> int:
-    """Return the class of a letter: of ASCII letters their own, of accented ones that of the base, of all others one."""
-    base = unicodedata.normalize("NFKD", letter)[0]
+    """Return the class of a letter: of ASCII letters their own, of accented ones that of the base, of all others one.
+
+    Typographic quotes and dashes are those of ASCII.
+    """
+    base = unicodedata.normalize("NFKD", letter.translate(_ALIKE))[0]
     return ord(base) - _FIRST + 1 if _FIRST <= ord(base) <= _LAST else OTHER
+
+
+def usual_width(letter: str) -> float:
+    """Return the usual width of a letter, where that of most small ones is 1."""
+    return 0.55 if letter in _NARROW else 1.5 if letter in _WIDE else 1.2 if letter.isupper() else 1.0

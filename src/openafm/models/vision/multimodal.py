@@ -56,7 +56,7 @@ class MultimodalDecoder(Decoder):
         if side * side != num_tokens:
             raise SpanError(f"a view of an image takes a square number of tokens, got {num_tokens}")
         self.vision.compute_dtype = self.compute_dtype
-        tokens_VLD: Tensor = self.adapter(self.vision(views_VYXC.to(self.device)), side, self.embedding)
+        tokens_VLD: Tensor = self.adapter(self.vision(views_VYXC.to(self.device)), side)
         return tokens_VLD.flatten(0, 1)
 
     def embed_images(self, spans: Sequence[EmbeddingSpan], images: Mapping[ImageKey, Tensor]) -> list[InsertedEmbedding]:

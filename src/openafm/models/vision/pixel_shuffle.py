@@ -11,7 +11,7 @@ from torch import Tensor
 
 from openafm.models.attention.spans import SpanError
 from openafm.models.layers import Linear
-from openafm.models.vision.adapter import BaseVisionAdapter, by_token
+from openafm.models.vision.adapter import BaseVisionAdapter
 from openafm.models.vision.encoder import VisionStates
 from openafm.models.vision.layer_norm import LayerNorm
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
@@ -29,12 +29,12 @@ class PixelShuffleAdapter(BaseVisionAdapter):
         if not self.up.weight.is_meta:
             self.initialize(seed)
 
-    def forward(self, states: VisionStates, tokens_side: int | None = None, embedding_ED: Tensor | None = None) -> Tensor:
+    def forward(self, states: VisionStates, tokens_side: int | None = None) -> Tensor:
         factor, grid = self.config.factor, states.patches_BYXD.shape[1]
         if grid % factor or tokens_side not in (None, grid // factor):
             raise SpanError(f"{grid} patches of a side give {grid / factor:g} tokens of a side, not {tokens_side}")
-        x_BTTJ = by_token(states.patches_BYXD, factor).flatten(3)
-        tokens_BTTD: Tensor = self.down(F.gelu(self.up(self.norm(x_BTTJ))))
+        x_BTTFFV = states.patches_BYXD.unflatten(2, (-1, factor)).unflatten(1, (-1, factor)).transpose(2, 3)
+        tokens_BTTD: Tensor = self.down(F.gelu(self.up(self.norm(x_BTTFFV.flatten(3)))))
         return tokens_BTTD.flatten(1, 2)
 
     def initialize(self, seed: int) -> None:

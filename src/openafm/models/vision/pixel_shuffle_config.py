@@ -1,8 +1,7 @@
-"""The adapter of InternVL (arXiv 2404.16821) and the base of adapters of whole patches, as data. No tensor library."""
+"""The adapter of InternVL (arXiv 2404.16821) as data. Imports no tensor library."""
 
 from __future__ import annotations
 
-from abc import ABC
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchGroupsConfig(BaseAdapterConfig, ABC):
-    """Base of the adapters that make one token of each `factor` x `factor` patches."""
+class PixelShuffleAdapterConfig(BaseAdapterConfig):
+    """Pixel shuffle, layer norm, and two linear layers with GELU between them.
+
+    The shuffle joins the states of `factor` x `factor` patches into one token. Registers are dropped.
+    """
 
     factor: int = 2
+    norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
         self.require(self.factor > 0, f"factor must be at least 1, got {self.factor}")
@@ -29,16 +32,6 @@ class PatchGroupsConfig(BaseAdapterConfig, ABC):
     def check_view(self, vision: VisionConfig, image_side: int, num_tokens: int) -> None:
         tokens = self.usual_tokens(vision, image_side)
         self.require(num_tokens == tokens, f"a view of {image_side} pixels has {tokens} tokens, got {num_tokens}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PixelShuffleAdapterConfig(PatchGroupsConfig):
-    """Pixel shuffle, layer norm, and two linear layers with GELU between them.
-
-    The shuffle joins the states of `factor` x `factor` patches into one token. Registers are dropped.
-    """
-
-    norm_eps: float = 1e-5
 
     def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
         joined = vision_dim * self.factor**2

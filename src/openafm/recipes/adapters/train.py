@@ -112,6 +112,7 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
         FolderInUseError: another process runs in this folder.
         AdapterWeightsError: the base's recovery adapter has a larger rank.
         BundleMismatchError: the base has changed since the run started.
+        NotGenerativeError: the base encodes images only.
         RunInterruptedError: SIGTERM or Ctrl-C stopped the run; its state is saved.
     """
     from openafm.training.observability.metrics import read_metrics
@@ -119,6 +120,7 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
 
     check_name(name)
     base = open_bundle(config.base)
+    base.check_generates()
     files = {"train": config.data} | ({} if config.evaluation is None else {"eval": config.evaluation})
     for file in files.values():  # before the lock, which creates the folder
         _check_conversations(Path(file))

@@ -21,7 +21,7 @@ from openafm.core.executors import LocalExecutor, num_cores
 from openafm.core.files import write_json
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
-from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
+from openafm.models.vision.multimodal_config import ClipConfig, LettersModelConfig, MultimodalConfig
 from openafm.recipes.borrowed.config import BorrowedConfig
 from openafm.recipes.borrowed.outbox import Outbox
 from openafm.recipes.catalog import build_run
@@ -134,7 +134,7 @@ def stage_run(
 def first_model(config: BorrowedConfig, vocab_size: int) -> DecoderConfig:
     """Return the model of the first stage: the recipe's with this vocabulary if that has vision, else a text decoder."""
     first = build_run(next(iter(config.stages)), config.size).trainer.model
-    if isinstance(first, MultimodalConfig):
+    if isinstance(first, MultimodalConfig | LettersModelConfig):
         if config.model:
             raise UsageError(
                 f"--model {config.model} is a text decoder, the first stage trains a model with vision; leave --model out"
@@ -142,7 +142,7 @@ def first_model(config: BorrowedConfig, vocab_size: int) -> DecoderConfig:
         return replace(first, vocab_size=vocab_size)
     if isinstance(first, ClipConfig):
         raise UsageError(
-            f"{next(iter(config.stages))} trains no decoder; start with a stage whose model has one, as vision.letters"
+            f"{next(iter(config.stages))} trains no decoder; start with a stage whose model has one, as vision.joint"
         )
     return replace(named_size(config.model or f"on_device.{config.size}"), vocab_size=vocab_size)
 

@@ -41,13 +41,15 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     """Compress a bundle and write the result as the bundle `name`.
 
     Raises:
-        UncompressibleModelError: the bundle is compressed or has a recovery adapter, or the format does not take its kind.
+        UncompressibleModelError: the bundle is compressed, has a recovery adapter or no decoder, or the format does not take it.
         CompressionError, SingularRankError, NonFiniteWeightError: a tensor cannot be compressed; the message names it.
         CompressionError: calibration does not fit into memory.
         BundleError: the bundle is damaged.
         UsageError: `name` is not a valid bundle name, or is the bundle itself.
     """
     place = bundle_place(name)
+    if not bundle.config.layers:
+        raise UncompressibleModelError(f"{bundle.name} has no decoder to compress; compress a model that answers")
     if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
         has = f"weights {bundle.numerics.weights}, embedding {bundle.numerics.embedding}"
         has += ", a recovery adapter" if bundle.recovery_adapter is not None else ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.bundle.describe import describe_bundle, stored_bits
+from openafm.bundle.files import READER
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
@@ -21,6 +23,7 @@ from openafm.evaluation.fresh.samples import FreshSample, fresh_samples
 from openafm.evaluation.fresh.scores import model_answer
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
 from openafm.framework.backends.system_model import SystemLanguageModel
+from openafm.reading.page import FILES
 from openafm.recipes.shipping.card import SAMPLED, ModelScores, ShippedResults, shipped_card
 from openafm.recipes.shipping.stages import TrainedStages, read_stage
 
@@ -65,9 +68,21 @@ def ship(
         )
     card = shipped_card(results)
     check_size(files | {"card.md": len(card.encode())})
-    write_like(trained.best, out, card)
+    with kept_reader(out):
+        write_like(trained.best, out, card)
     write_json(results_file, results.to_dict())
     return results
+
+
+@contextlib.contextmanager
+def kept_reader(out: Path) -> Iterator[None]:
+    """Keep the reader of pages of the bundle at `out`, which belongs to no weights, while the bundle is replaced."""
+    folder = out / READER
+    files = {name: (folder / name).read_bytes() for name in FILES} if folder.is_dir() else {}
+    yield
+    for name, data in files.items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 def write_like(bundle: Bundle, path: Path, card: str = "") -> Bundle:

@@ -54,6 +54,7 @@ def open_engine(
     computed together. An engine of another kind, or with new weights, is not shared with.
 
     Raises:
+        NotGenerativeError: the model encodes images only.
         EngineChoiceError: OPENAFM_ENGINE is not an engine, or is `native`, which does not support the bundle.
         NativeBuildError: OPENAFM_ENGINE is `native`, which cannot be compiled here.
         AdapterMismatchError: the adapter is for another base.
@@ -61,6 +62,7 @@ def open_engine(
         BundleError: the weights cannot be read or do not fit the config.
         OtherBundleError: `beside` is an engine of another bundle.
     """
+    bundle.check_generates()
     beside = None if beside is None or beside.weights_version else beside
     choice = os.environ.get(CHOICE, "")
     if choice not in ("", "native", "torch"):

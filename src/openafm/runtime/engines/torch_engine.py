@@ -30,9 +30,7 @@ from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.models.feed_forward.experts import Router
 from openafm.models.layers import RMSNorm
 from openafm.models.parallel.track_parallel import share_tracks
-from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
-from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine, OtherBundleError, WeightUpdateError
 from openafm.runtime.engines.kv_cache import CachedSequences, TorchCache
@@ -168,10 +166,7 @@ class TorchEngine(Engine):
                 weights[name].copy_(torch.as_tensor(tensor))
             self._drop_caches()
             self.weights_version = version
-            config = self.decoder.config
-            has_letter_tokens = isinstance(config, MultimodalConfig) and isinstance(config.adapter, LettersAdapterConfig)
-            # Image tokens that are made of letters depend on the embedding.
-            if any(map(is_vision, tensors)) or (has_letter_tokens and "embedding" in tensors):
+            if any(map(is_vision, tensors)):
                 self.encoder_version = version
             self.signature = f"{self._first_signature} weights {version}"
 

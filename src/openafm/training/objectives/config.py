@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
@@ -188,47 +188,25 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingConfig(ObjectiveConfig):
-    """Letters by place from the documents of `sources`, and the next token of all others, for a `LettersAdapterConfig`.
+class LettersConfig(ObjectiveConfig):
+    """The class of each cell of a view, for a `LettersModelConfig` and documents that are packed as `letters`.
 
-    The documents of `sources` are packed as `letters` (`data/images/letters.py`); each must fit into a row. Other losses
-    give the encoder and the layer of letters zero gradients, and their backward pass is skipped; then train without weight
-    decay, so that they stay as they are.
+    `data/images/letters.py` gives the classes. The loss is summed over all cells and divided by the letters and spaces, of
+    which each document must fit into a row.
     """
 
-    sources: tuple[str, ...] = ("letters",)
-    """Names without their parts: `letters` also stands for `letters/en`."""
-    letters_learn_from: Literal["letters", "everything", "nothing"] = "everything"
-    """What the encoder and the layer of letters learn from."""
-
-    def __post_init__(self) -> None:
-        self.require(not any("/" in name for name in self.sources), f"sources are names without a part, got {self.sources}")
-
     def build(self) -> Objective:
-        from openafm.training.objectives.reading import Reading
+        from openafm.training.objectives.letters import Letters
 
-        return Reading(self)
+        return Letters()
 
     def check(self, trainer: TrainerConfig) -> None:
-        """Refuse a model without an adapter of letters, data without letters, and weights divided over processes."""
-        from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
-        from openafm.models.vision.multimodal_config import MultimodalConfig
-        from openafm.training.optimizer_config import AdamWConfig
+        """Refuse a model of another kind, and weights that are divided over processes."""
+        from openafm.models.vision.multimodal_config import LettersModelConfig
 
+        model = trainer.model
         self.require(
-            isinstance(trainer.model, MultimodalConfig) and isinstance(trainer.model.adapter, LettersAdapterConfig),
-            "needs a model with vision and a LettersAdapterConfig; start from a bundle of vision.letters",
-        )
-        has_letters = any(source.name in self.sources for source in trainer.data.sources)
-        learns = self.letters_learn_from != "nothing"
-        self.require(has_letters or not learns, f"no source of the run is one of letters ({', '.join(self.sources)})")
-        decay = trainer.optimizer.weight_decay if isinstance(trainer.optimizer, AdamWConfig) else 0.0
-        self.require(
-            self.letters_learn_from == "everything" or decay == 0,
-            f"letters that do not learn from everything need weight_decay 0, got {decay}",
-        )
-        self.require(
-            learns or not has_letters, "letters are among the sources, and nothing learns from them; leave them out"
+            isinstance(model, LettersModelConfig), f"needs a LettersModelConfig as the model, got {type(model).__name__}"
         )
         self.require(not trainer.parallel.divides_weights, "cannot train divided weights; use parallel.replicate alone")
 

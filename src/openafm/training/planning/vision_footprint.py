@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-from math import isqrt
-
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
-from openafm.models.vision.letters import NUM_CLASSES
-from openafm.models.vision.letters_adapter_config import LettersAdapterConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.pixel_shuffle_config import PixelShuffleAdapterConfig
 
@@ -33,12 +29,6 @@ def _adapter_bytes(config: MultimodalConfig, number_bytes: int) -> int:
         # The norm, the inputs of both products, and the input of GELU.
         joined = vision.dim * adapter.factor**2
         return mode.tokens * (MASTER_BYTES * (joined + 2) + number_bytes * (joined + 2 * config.dim))
-    if isinstance(adapter, LettersAdapterConfig):
-        # The states; of each cell the probabilities and the expected embedding; for each number of tokens to the left, the
-        # letters of the tokens, and twice, of each step and of all, how much each token of a row counts.
-        saved = MASTER_BYTES * mode.tokens * adapter.cells_of_token * (NUM_CLASSES + config.dim)
-        saved += MASTER_BYTES * mode.tokens * adapter.num_before * (config.dim + 2 * isqrt(mode.tokens))
-        return saved + number_bytes * vision.dim * num_states
     # The layer, the norm, the projection, and the pooled inputs of the convolution.
     saved = _layer_bytes(adapter.layer, vision, mode.side, number_bytes)
     saved += num_states * (MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)

@@ -1,0 +1,171 @@
+"""A reader of pages: its function, its files, and what it reads with the weights that ship."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+
+from openafm.bundle import open_bundle, shipped_bundle
+from openafm.core.config import ConfigError
+from openafm.data.drawing.canvas import Canvas
+from openafm.data.drawing.fonts import fonts_for
+from openafm.models.vision.config import ConvolutionConfig
+from openafm.models.vision.letters import NUM_CLASSES
+from openafm.models.vision.sizes import encoder_of
+from openafm.reading.page import FILES, SIDES, PageReader, PageReaderConfig, PageReaderError, open_reader
+from openafm.runtime.engines.image_cache import UnreadableImageError
+
+SHIPPED = shipped_bundle()
+needs_reader = pytest.mark.skipif(SHIPPED is None or open_bundle(SHIPPED).reader is None, reason="no reader ships")
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.ModuleDict:
+    """An encoder with a layer of letters, with random weights."""
+    generator = torch.Generator().manual_seed(3)
+    letters = torch.nn.Linear(encoder_of("reader.micro").dim, 2 * NUM_CLASSES)
+    with torch.no_grad():
+        for weight in letters.parameters():
+            weight.normal_(generator=generator)
+    return torch.nn.ModuleDict({"vision": encoder_of("reader.micro").build(0), "letters": letters})
+
+
+def reader_with(model: torch.nn.ModuleDict) -> PageReader:
+    weights = {name: weight.detach().numpy() for name, weight in model.state_dict().items()}
+    return PageReader(PageReaderConfig(vision=encoder_of("reader.micro")), weights)
+
+
+def picture(width: int, height: int, seed: int = 0) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+    out = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("size", [(96, 64), (64, 160)])
+def test_probabilities_are_those_of_the_torch_modules(model, size):
+    view_YXC = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
+    found_RCK = reader_with(model).probabilities(view_YXC)
+    with torch.no_grad():
+        patches_YXD = model["vision"](torch.tensor(view_YXC)[None]).patches_BYXD[0]
+        logits_YXNK = model["letters"](patches_YXD).unflatten(-1, (2, NUM_CLASSES))
+    assert found_RCK.shape == (size[0] // 8, size[1] // 4, NUM_CLASSES)
+    for row, column in ((0, 0), (3, 5), (size[0] // 8 - 1, size[1] // 4 - 1)):
+        expected_K = logits_YXNK[row, column // 2, column % 2].softmax(-1).numpy()
+        np.testing.assert_allclose(found_RCK[row, column], expected_K, atol=1e-5)
+
+
+@pytest.mark.parametrize("detail", ["high", "balanced", "rapid"])
+def test_views_keep_the_shape_of_the_image(model, monkeypatch, detail):
+    seen = []
+    reader = reader_with(model)
+    monkeypatch.setattr(reader, "probabilities", lambda view: seen.append(view.shape[:2]) or np.eye(NUM_CLASSES)[[[0]]])
+    reader.read(picture(600, 800), detail)
+    side, views_of_half = SIDES[detail]
+    assert len(seen) == 3 * views_of_half + 1
+    for number, (height, width) in enumerate(seen):
+        assert width * height == pytest.approx((side * 2 ** (-number / views_of_half)) ** 2, rel=0.15)
+        assert height / width == pytest.approx(4 / 3, rel=0.15)
+        assert height % 8 == width % 8 == 0
+
+
+def test_small_images_are_not_enlarged_without_limit(model, monkeypatch):
+    seen = []
+    reader = reader_with(model)
+    monkeypatch.setattr(reader, "probabilities", lambda view: seen.append(view.shape[:2]) or np.eye(NUM_CLASSES)[[[0]]])
+    reader.read(picture(40, 40))
+    assert seen[0] == (120, 120)
+
+
+def test_an_image_is_read_once(model, monkeypatch):
+    reader, count = reader_with(model), []
+    original = reader.probabilities
+    monkeypatch.setattr(reader, "probabilities", lambda view: count.append(1) or original(view))
+    first = reader.read(picture(64, 64), "rapid")
+    assert reader.read(picture(64, 64), "rapid") is first
+    assert len(count) == 4
+    reader.read(picture(64, 64, seed=1), "rapid")
+    assert len(count) == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"), [(b"no image", "not an image"), (picture(1, 1), "small"), (picture(20, 4000), "aspect")]
+)
+def test_images_that_cannot_be_read(model, data, problem):
+    with pytest.raises(UnreadableImageError, match=problem):
+        reader_with(model).read(data, "rapid")
+
+
+def test_weights_that_do_not_fit(model):
+    weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    config = PageReaderConfig(vision=encoder_of("reader.micro"))
+    for name in ("letters.weight", "vision.stem.convolutions.0.product.weight"):
+        with pytest.raises(PageReaderError, match="do not fit"):
+            PageReader(config, weights | {name: weights[name][:, :-1]})
+        with pytest.raises(PageReaderError, match="do not fit"):
+            PageReader(config, {key: each for key, each in weights.items() if key != name})
+
+
+def test_a_folder_without_a_reader(tmp_path):
+    with pytest.raises(PageReaderError, match=r"reader\.json"):
+        open_reader(tmp_path)
+
+
+@needs_reader
+def test_a_damaged_reader(tmp_path):
+    folder = shutil.copytree(open_bundle(SHIPPED).reader, tmp_path / "reader")
+    data = bytearray((folder / FILES[1]).read_bytes())
+    data[-1] ^= 1
+    (folder / FILES[1]).write_bytes(data)
+    with pytest.raises(PageReaderError, match="damaged"):
+        open_reader(folder)
+    (folder / FILES[0]).write_text(json.dumps({"vision": 3}))
+    with pytest.raises(PageReaderError, match="damaged"):
+        open_reader(folder)
+
+
+def typed_page(lines: list[tuple[str, int]], width: int = 700, height: int = 500, ink=(20, 20, 40)) -> bytes:
+    """Return a page with lines of text in a usual font, each in its size."""
+    font = next(font for font in fonts_for("en") if font.family == "DejaVu Sans")
+    canvas, y = Canvas(width, height, (250, 250, 245)), 40.0
+    for text, size in lines:
+        canvas.text(60, y, text, font, size, ink)
+        y += 1.8 * size
+    return canvas.png()
+
+
+@needs_reader
+@pytest.mark.parametrize("detail", ["high", "balanced", "rapid"])
+def test_the_shipped_reader_reads_a_clean_page(detail):
+    lines = [("Harbor Night Market", 54), ("Saturday, June 14, 2031", 26), ("Doors open at 19:45", 22)]
+    page = open_reader(open_bundle(SHIPPED).reader).read(typed_page(lines), detail)
+    assert page.text.splitlines() == [text for text, _ in lines]
+    assert page.lines[0].font_size > 1.5 * page.lines[1].font_size
+
+
+@needs_reader
+def test_an_empty_page_has_no_text():
+    page = open_reader(open_bundle(SHIPPED).reader).read(typed_page([]))
+    assert page.text == ""
+
+
+def test_config_refuses_other_encoders():
+    with pytest.raises(ConfigError, match="convolutions alone"):
+        PageReaderConfig(vision=encoder_of("rw_vitdet.micro"))
+    coarse = (ConvolutionConfig(channels=8, stride=4), ConvolutionConfig(channels=8, stride=4))
+    with pytest.raises(ConfigError, match="patches must be 8"):
+        PageReaderConfig(vision=replace(encoder_of("reader.micro"), image_side=160, patch_side=16, dim=8, stem=coarse))
+
+
+def test_reader_files_are_known_to_bundles():
+    from openafm.bundle.store import FILE_PATTERNS
+
+    assert {str(Path("reader") / name) for name in FILES} <= set(FILE_PATTERNS)
