@@ -22,6 +22,7 @@ docs/benchmarks/flyers.json.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import os
 import sys
@@ -36,7 +37,8 @@ import numpy as np
 from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
-from openafm.bundle import shipped_bundle
+from openafm.bundle import open_bundle, shipped_bundle
+from openafm.bundle.files import PAGES_ADAPTER
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.generators import generator_config
@@ -68,7 +70,10 @@ def asked(drawn: Drawn) -> str:
 def asked_model(model: fm.SystemLanguageModel, *, sees: bool, detail: ImageDetail | None) -> Contestant:
     """Return our model: it gets the image, the question for the event, and the schema of events."""
     options = fm.GenerationOptions(
-        sampling=fm.SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS, image_detail=detail if sees else None
+        sampling=fm.SamplingMode.greedy(),
+        maximum_response_tokens=MAX_TOKENS,
+        image_detail=detail if sees else None,
+        copies_lines=sees and model.described().reader is not None,
     )
 
     def read(drawn: Drawn) -> Mapping[str, Any]:
@@ -95,7 +100,12 @@ def event_of(lines: Sequence[ReadLine], drawn: Drawn) -> Mapping[str, Any]:
 
 
 def tesseract_lines(drawn: Drawn) -> list[ReadLine]:
-    return read_lines(drawn.images[0].data, "eng")
+    return _tesseract(drawn.images[0].data)
+
+
+@functools.lru_cache(maxsize=1)
+def _tesseract(image: bytes) -> list[ReadLine]:
+    return read_lines(image, "eng")
 
 
 def distance(one: str, other: str) -> int:
@@ -193,14 +203,15 @@ def measure(model: fm.SystemLanguageModel, count: int, detail: ImageDetail | Non
 def main() -> None:
     parser = benchmark_parser(__doc__, "few flyers; claims nothing")
     parser.add_argument("--bundle", help="a model that takes images, by name or path; default: the shipped one")
-    parser.add_argument("--adapter", help="an adapter for it, by name or path")
+    parser.add_argument("--adapter", help="an adapter for it, by name or path; default: its own for pages")
     parser.add_argument("--image-detail", choices=get_args(ImageDetail))
     parser.add_argument("--count", type=int, help="flyers to read")
     options = parser.parse_args()
     bundle = options.bundle or shipped_bundle()
     if bundle is None:
         parser.error("no model ships with this installation; pass --bundle")
-    model = fm.SystemLanguageModel(bundle=bundle, adapter=options.adapter)
+    adapter = options.adapter or (PAGES_ADAPTER if open_bundle(bundle).pages_adapter is not None else None)
+    model = fm.SystemLanguageModel(bundle=bundle, adapter=adapter)
     hand_in(measure(model, options.count or (4 if options.quick else 300), options.image_detail), REPORT, options)
 
 

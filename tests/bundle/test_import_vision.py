@@ -141,7 +141,7 @@ class Prefill:
 def prefill(bundle: Bundle, parts: list[str | NDArray[np.uint8]], detail: ImageDetail) -> Prefill:
     model = fm.SystemLanguageModel(bundle=bundle.path)
     prompt = fm.Prompt(*(part if isinstance(part, str) else fm.Image(part) for part in parts))
-    content, images = prompt_content(prompt, lambda data: model.num_image_tokens(data, detail))
+    content, images = prompt_content(prompt, lambda data: model.image_part(data, detail))
     turns = opened([UserTurn(content=content)])
     tokens = prompt_tokens(bundle.template.encode(bundle.tokenizer, turns))
     assert isinstance(bundle.config, MultimodalConfig)

@@ -22,6 +22,7 @@ from openafm.adapters.package import AdapterPackage, open_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError, NotGenerativeError
 from openafm.bundle.files import (
     DOCUMENTS,
+    PAGES_ADAPTER,
     READER,
     RECOVERY_ADAPTER,
     parse_json,
@@ -158,6 +159,12 @@ class Bundle:
         return folder if folder.is_dir() else None
 
     @property
+    def pages_adapter(self) -> Path | None:
+        """The folder of the adapter that is trained on what the reader of pages finds, None for a bundle without one."""
+        folder = self.path / READER / f"{PAGES_ADAPTER}.fmadapter"
+        return folder if folder.is_dir() else None
+
+    @property
     def identity(self) -> str:
         """A key that differs for bundles with different answers: the signature and the digest of the recovery adapter.
 
@@ -207,6 +214,10 @@ class Bundle:
         config = read_json(folder / "reader.json")
         if sha256(read_bytes(folder / "reader.safetensors")).hexdigest() != config.get("digest"):
             raise BundleTamperedError(f"{folder}: the reader's weights differ from their digest; restore the bundle")
+        if self.pages_adapter is not None:
+            adapter = open_adapter(self.pages_adapter)
+            adapter.verify()
+            adapter.check_base(self.signature)
 
     def _compare_tensors(self) -> None:
         for name, tensor in self.stored_tensors.items():

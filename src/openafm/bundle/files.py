@@ -12,6 +12,8 @@ from openafm.core.regular_files import NotAFileError, OversizeFilesError, read_d
 
 RECOVERY_ADAPTER = "recovery.fmadapter"
 READER = "reader"
+PAGES_ADAPTER = "pages"
+"""Name of the adapter for the text of pages, in the folder of the reader."""
 DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
 

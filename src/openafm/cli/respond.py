@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_library
 import sys
 from collections.abc import Sequence
@@ -84,7 +85,10 @@ def respond(
     json_schema = read_schema(schema)
     limit = MAX_TOKENS if max_tokens is None else max_tokens
     options = generation_options(temperature, seed, limit, image_detail, top_k=top_k, top_p=top_p)
-    described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
+    pages_adapter = _pages_adapter(model, image)
+    if pages_adapter is not None and schema is not None:
+        options = dataclasses.replace(options, copies_lines=True)
+    described = SystemLanguageModel(bundle=model, adapter=adapter or pages_adapter, draft=draft)
     session = LanguageModelSession(default_instructions() if instructions is None else instructions, described)
     response = session.respond_full_blocking(with_images(text, image or ()), json_schema=json_schema, options=options)
     content = response.content
@@ -107,6 +111,15 @@ def respond(
         print(escaped(answer))
         if (note := purpose_note(described)) is not None:
             print(note, file=sys.stderr)
+
+
+def _pages_adapter(model: str | None, images: Sequence[Path] | None) -> str | None:
+    """Return the name of the model's adapter for the text of images, if there are images and it has one."""
+    from openafm.bundle import open_bundle, resolve_model
+    from openafm.bundle.files import PAGES_ADAPTER
+
+    has_one = images and open_bundle(model or resolve_model()).pages_adapter is not None
+    return PAGES_ADAPTER if has_one else None
 
 
 def purpose_note(model: SystemLanguageModel) -> str | None:

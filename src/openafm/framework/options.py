@@ -75,6 +75,9 @@ class GenerationOptions:
         image_detail: the resolution mode of the prompt's images: `"high"` (tiles and an overview), `"balanced"` or
             `"rapid"`. More detail takes more tokens (`LanguageModel.token_count`); the model's first mode by default.
             Endpoints get the `detail` high, auto or low.
+        copies_lines: whether strings of a guided response that have no other guide are whole lines of the prompt or of tool
+            outputs: headings that follow each other, a line, two lines, or what follows a colon. For small models, which
+            choose a line better than they copy it. False by default; local models only.
 
     Raises:
         ValueError: a value is out of range.
@@ -86,6 +89,7 @@ class GenerationOptions:
     tool_calling_mode: ToolCallingMode | None = None
     closes_at_limit: bool | None = None
     image_detail: ImageDetail | None = None
+    copies_lines: bool | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and not isinstance(self.sampling, SamplingMode):
@@ -102,6 +106,8 @@ class GenerationOptions:
             raise ValueError("'tool_calling_mode' must be a ToolCallingMode: allowed, required or disallowed")
         if self.closes_at_limit is not None and not isinstance(self.closes_at_limit, bool):
             raise ValueError("'closes_at_limit' must be True or False")
+        if self.copies_lines is not None and not isinstance(self.copies_lines, bool):
+            raise ValueError("'copies_lines' must be True or False")
         if self.image_detail is not None and self.image_detail not in get_args(ImageDetail):
             raise ValueError(f"'image_detail' must be one of {', '.join(get_args(ImageDetail))}, got {self.image_detail!r}")
 
@@ -120,6 +126,7 @@ class GenerationOptions:
             "tool_calling_mode": self.tool_calling_mode and str(self.tool_calling_mode),
             "closes_at_limit": self.closes_at_limit,
             "image_detail": self.image_detail,
+            "copies_lines": self.copies_lines,
         }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -27,7 +27,7 @@ _LOOSE, _TIGHT = 9.5, 9.0  # pixels of a view that neighbors may differ in heigh
 _STEEPEST = 0.4
 _USUAL_WIDTH = 0.52  # of a letter, in sizes of the font
 _NARROWEST_SPACE, _WIDEST_GAP = 0.42, 0.95  # between two letters, beside their usual widths, in sizes of the font
-_OVERLAP = 0.5  # letters nearer than this share of their usual distance are one
+_OVERLAP, _SAME_OVERLAP = 0.5, 0.6  # different and equal letters nearer than this share of their usual distance are one
 _FEWEST = 4  # letters of a run that tells the slope
 _SAME_PLACE = 6.0  # pixels of the coarser of two views, in which they show the same letter
 _MOST_COVERED = 0.5  # of the letters of a run, by those of another view
@@ -164,11 +164,15 @@ def _without_close(run: Sequence[Letter], font_size: float) -> list[Letter]:
     """Return the letters of a run; of two that overlap, which are one letter found twice, the surer one."""
     kept: list[Letter] = []
     for letter in run:
-        if kept and letter.x - kept[-1].x < _OVERLAP * font_size * _room(kept[-1], letter):
+        if kept and letter.x - kept[-1].x < _overlap(kept[-1], letter) * font_size * _room(kept[-1], letter):
             kept[-1] = max(kept[-1], letter, key=lambda each: each.probability)
         else:
             kept.append(letter)
     return kept
+
+
+def _overlap(before: Letter, after: Letter) -> float:
+    return _SAME_OVERLAP if before.character == after.character else _OVERLAP
 
 
 def _room(before: Letter, after: Letter) -> float:

@@ -48,6 +48,7 @@ _SMALLEST = 0.125  # view, as a share of the side of the sharpest one
 FILES = ("reader.json", "reader.safetensors")
 _LARGEST_SCALE = 3.0
 _KEPT_PAGES = 16
+_HEADING, _USUAL = 0.65, 1.25  # a heading has so much of the largest size, and of the usual size
 _STEP = CELL[0]  # the sides of views are a multiple
 
 
@@ -77,6 +78,13 @@ class Page:
     def text(self) -> str:
         """The lines, one below the other."""
         return "\n".join(line.text for line in self.lines)
+
+    @property
+    def markdown(self) -> str:
+        """The lines, those in the largest letters as headings: what a text model gets for the image."""
+        sizes = sorted(line.font_size for line in self.lines for _ in line.text)
+        large = max(_HEADING * sizes[-1], _USUAL * sizes[len(sizes) // 2]) if sizes else 0.0
+        return "\n".join(f"{'# ' * (line.font_size >= large)}{line.text}" for line in self.lines)
 
 
 class PageReader:

@@ -156,7 +156,7 @@ def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrai
 def _with_images(
     model: LoadedModel, turns: Sequence[Turn], sources: Mapping[str, ImageInput]
 ) -> tuple[tuple[Turn, ...], dict[str, bytes]]:
-    """Return the turns with what stands for their images, and the bytes of those that are no text, by digest."""
+    """Return the turns with the parts for their images, and the bytes of those that are no text, by digest."""
     parts = [part for turn in turns if isinstance(turn, UserTurn) for part in turn.images]
     least = {name: fewest_image_tokens(model.bundle, source.detail) for name, source in sources.items()}
     check_fits(model.engine, sum(least[part.digest] for part in parts) + 1)  # before any is decoded

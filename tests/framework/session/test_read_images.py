@@ -25,6 +25,7 @@ SHIPPED = shipped_bundle()
 pytestmark = pytest.mark.skipif(SHIPPED is None or open_bundle(SHIPPED).reader is None, reason="no reader ships")
 LINES = (("Harbor Night Market", 54), ("Saturday, June 14, 2031", 26), ("Doors open at 19:45", 22))
 TEXT = "\n".join(line for line, _ in LINES)
+MARKDOWN = f"# {TEXT}"
 
 
 def page(lines: tuple[tuple[str, int], ...] = LINES) -> bytes:
@@ -50,7 +51,7 @@ def test_the_model_gets_the_text_of_the_image() -> None:
         fm.Prompt(fm.Image(page(), label="Flyer"), "When is it?"), options=fm.GenerationOptions(maximum_response_tokens=4)
     )
     prompt = session.transcript[0]
-    assert prompt.turn.text == f"Flyer:\n{TEXT}\nWhen is it?"
+    assert prompt.turn.text == f"Flyer:\n{MARKDOWN}\nWhen is it?"
     assert prompt.images == {}
     assert not session.transcript.image_digests
 
@@ -58,7 +59,7 @@ def test_the_model_gets_the_text_of_the_image() -> None:
 def test_tokens_are_those_of_the_text() -> None:
     model = fm.SystemLanguageModel()
     counted = model.token_count_blocking(fm.Prompt(fm.Image(page()), "When is it?"))
-    assert counted == model.token_count_blocking(f"{TEXT}\nWhen is it?")
+    assert counted == model.token_count_blocking(f"{MARKDOWN}\nWhen is it?")
 
 
 def test_an_answer_is_the_one_for_the_text() -> None:
@@ -68,7 +69,7 @@ def test_an_answer_is_the_one_for_the_text() -> None:
         session = fm.LanguageModelSession(model=fm.SystemLanguageModel())
         return json.loads(session.respond_blocking(fm.Prompt(*parts), json_schema=schema).to_json())
 
-    assert answer(fm.Image(page()), "Which event?") == answer(TEXT, "Which event?")
+    assert answer(fm.Image(page()), "Which event?") == answer(MARKDOWN, "Which event?")
 
 
 def test_an_image_without_text_says_so() -> None:

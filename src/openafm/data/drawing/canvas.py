@@ -294,7 +294,7 @@ def png_bytes(image: Image) -> bytes:
 def _centers(word: str, x: float, y: float, font: Font, size: int) -> tuple[Point, ...]:
     """Return the middle of the room that each character of a line takes, to a tenth of a pixel, at the height `y`."""
     ends = [_length(word[:count], font, size) for count in range(len(word) + 1)]
-    return tuple((round(x + (start + end) / 2, 1), y) for start, end in itertools.pairwise(ends))
+    return tuple((round(x + (start + end) / 2, 1), round(y, 1)) for start, end in itertools.pairwise(ends))
 
 
 @functools.lru_cache(maxsize=8192)

@@ -10,6 +10,7 @@ from typing import Any
 
 from openafm.adapters import package, store
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
+from openafm.bundle.files import PAGES_ADAPTER
 from openafm.core.errors import OpenAFMError
 from openafm.framework.errors import FoundationModelsError
 from openafm.runtime.engines.verified_files import verify_once
@@ -98,12 +99,16 @@ class Adapter:
 def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.AdapterPackage:
     """Return the adapter for a bundle, opened and verified. A string with `/`, `\\` or `.` is a path, else a name.
 
+    The name `pages` is the adapter for the text of images that the bundle has, if it has one.
+
     Raises:
         InvalidAssetError: the adapter is missing or damaged.
         InvalidAdapterNameError: the string is neither a valid name nor a path.
         CompatibleAdapterNotFoundError: the adapter belongs to another bundle, or none is installed for this one.
     """
     with _asset_errors():
+        if adapter == PAGES_ADAPTER and bundle.pages_adapter is not None:
+            adapter = bundle.pages_adapter
         given = adapter if isinstance(adapter, Adapter) else _named(adapter)
         _check_installed(given, bundle)
         found = given._opened(bundle.signature)

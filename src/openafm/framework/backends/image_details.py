@@ -46,7 +46,7 @@ def chosen_mode(bundle: Bundle, detail: ImageDetail | None) -> ImageModeConfig:
 
 
 def image_part(bundle: Bundle, image: bytes, detail: ImageDetail | None = None) -> ContentPart:
-    """Return what stands for an image in a prompt: the image, or for a text model with a reader of pages its text.
+    """Return the part of a prompt for an image: the image, or for a text model with a reader of pages its text.
 
     Raises:
         UnsupportedAttachmentError: the model does not support images, or not this detail.
@@ -60,7 +60,7 @@ def image_part(bundle: Bundle, image: bytes, detail: ImageDetail | None = None) 
         page = open_reader(bundle.reader).read(image, detail or DEFAULT_DETAIL)
     except UnreadableImageError as error:
         raise ImagePromptError(str(error)) from error
-    return TextPart(text=page.text or NO_TEXT)
+    return TextPart(text=page.markdown or NO_TEXT)
 
 
 def fewest_image_tokens(bundle: Bundle, detail: ImageDetail | None) -> int:

@@ -257,7 +257,7 @@ class LanguageModel(ABC):
         return 256
 
     def image_part(self, image: bytes, detail: ImageDetail | None = None) -> ContentPart:
-        """Return what stands for an image in a prompt: the image, or text if the model only reads what is written in it."""
+        """Return the part of a prompt for an image: the image, or text if the model only reads what is written in it."""
         return ImagePart(digest=hashlib.sha256(image).hexdigest(), num_tokens=self.num_image_tokens(image, detail))
 
     @abstractmethod

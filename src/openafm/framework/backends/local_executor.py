@@ -29,6 +29,7 @@ from openafm.framework.backends.truncation import truncation_error
 from openafm.framework.errors import GenerationCancelledError
 from openafm.framework.options import GenerationOptions, SamplingModeType
 from openafm.framework.profiling.spans import SpanKind
+from openafm.framework.schema.copied_lines import with_copied_lines
 from openafm.runtime.decoding.generation import Summary, generate, prefill
 from openafm.runtime.decoding.prefill import num_prefill_steps
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
@@ -99,7 +100,10 @@ class LocalExecutor(LanguageModelExecutor):
         new += PromptTokens(model.template.generation_prompt(model.tokenizer))
         self._check_fits(num_old + len(new) + 1, request.turns)
         with request.span.child(SpanKind.GRAMMAR, "compile"):
-            grammar = model.grammar(request.schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
+            schema = request.schema
+            if schema is not None and request.options.copies_lines:
+                schema = with_copied_lines(schema, "\n".join(turn.text for turn in request.turns))
+            grammar = model.grammar(schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
         prompt = self._pending + new

@@ -210,7 +210,7 @@ class SystemLanguageModel(LanguageModel):
         return num_tokens_of(image, chosen_mode(self.described(), detail))
 
     def image_part(self, image: bytes, detail: ImageDetail | None = None) -> ContentPart:
-        """Return what stands for an image in a prompt; of a text model with a reader of pages the text that it reads.
+        """Return the part of a prompt for an image; of a text model with a reader of pages the text that it reads.
 
         Raises:
             UnsupportedAttachmentError: the model does not support images, or not this detail.

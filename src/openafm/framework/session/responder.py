@@ -265,7 +265,7 @@ class Responder:
         return outputs
 
     def _image_part(self, request: SessionRequest[Any, Any]) -> Callable[[bytes], ContentPart]:
-        """Return a function of an image: what stands for it in a prompt. It raises if the model sees no images."""
+        """Return a function of an image: the part of a prompt for it. It raises if the model sees no images."""
 
         def image_part(image: bytes) -> ContentPart:
             if Capability.VISION not in self.model.capabilities:

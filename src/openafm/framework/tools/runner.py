@@ -63,7 +63,7 @@ class ToolRunner:
             calls: the calls of one answer.
             cancelled: polled; returns whether the request is cancelled.
             loop: the event loop to run the calls in; None: a new one.
-            image_part: returns what stands for an image in an output; raises if the model sees no images.
+            image_part: returns the part for an image in an output; raises if the model sees no images.
             span: records the calls for profiles.
 
         Raises:

@@ -83,7 +83,7 @@ def prompt_content(
     Components that follow each other are separate lines. The label of an image is a line of text before it.
 
     Args:
-        image_part: returns what stands for an image: a part with its digest and tokens, or the text that is read in it.
+        image_part: returns the part for an image: one with its digest and tokens, or the text that is read in it.
 
     Raises:
         PromptError: a component has an unsupported type, or an image cannot be read.

@@ -252,6 +252,7 @@ def read_options(wire: Mapping[str, Any]) -> GenerationOptions:
             maximum_response_tokens=wire.get("maximum_response_tokens"),
             tool_calling_mode=None if mode is None else ToolCallingMode(mode),
             closes_at_limit=wire.get("closes_at_limit"),
+            copies_lines=wire.get("copies_lines"),
             image_detail=wire.get("image_detail"),
         )
     except ValueError as error:

@@ -16,7 +16,7 @@ SIZES = (11.0, 30.0)
 """Font sizes in pixels of a view, from the first to below the second, whose letters the view has. Views of half and of a
 quarter of the side have larger letters (`page.py`)."""
 _NARROW, _WIDE = frozenset("iljft.,:;'!|()[]I- ’"), frozenset("mwMW@%&")
-_ALIKE = str.maketrans("’‘‚“”„–—−", "'',\"\"\"---")
+_ALIKE = str.maketrans("’‘‚“”„–—−", '\'\',"""---')
 
 
 def class_of(letter: str) -> int:
@@ -30,4 +30,6 @@ def class_of(letter: str) -> int:
 
 def usual_width(letter: str) -> float:
     """Return the usual width of a letter, where that of most small ones is 1."""
+    if letter == "r":
+        return 0.75
     return 0.55 if letter in _NARROW else 1.5 if letter in _WIDE else 1.2 if letter.isupper() else 1.0

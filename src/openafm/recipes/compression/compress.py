@@ -41,7 +41,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     """Compress a bundle and write the result as the bundle `name`.
 
     Raises:
-        UncompressibleModelError: the bundle is compressed, has a recovery adapter or no decoder, or the format does not take it.
+        UncompressibleModelError: it is compressed, has a recovery adapter or no decoder, or the format does not take it.
         CompressionError, SingularRankError, NonFiniteWeightError: a tensor cannot be compressed; the message names it.
         CompressionError: calibration does not fit into memory.
         BundleError: the bundle is damaged.

@@ -3,7 +3,7 @@
     python -m openafm.recipes.shipping.pages --reader BUNDLE --out pages.jsonl --eval held_out.jsonl
     openafm adapter train --base nano --data pages.jsonl --eval held_out.jsonl --name pages
 
-Flyers are drawn anew, in the designs, fonts and conditions of training. Their text has the errors of the reader, so an
+Other flyers than for the reader are drawn, in the designs, fonts and conditions of training. Their text has the errors of the reader, so an
 adapter learns which lines matter and what a wrong letter may stand for.
 """
 
@@ -38,7 +38,7 @@ def conversations(reader: PageReader, numbers: range, languages: tuple[str, ...]
     with progress("read flyers", len(numbers)) as bar:
         for count, number in enumerate(numbers, start=1):
             drawn = draw_document(generator, "flyers", languages[number % len(languages)], "train", SEED, number)
-            text = reader.read(drawn.images[0].data, DETAIL).text
+            text = reader.read(drawn.images[0].data, DETAIL).markdown
             if text:
                 yield _conversation(drawn, text, random.Random(f"{SEED}:{number}"))
             bar.update(count, f"{count:,} flyers")

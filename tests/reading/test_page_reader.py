@@ -20,7 +20,8 @@ from openafm.data.drawing.fonts import fonts_for
 from openafm.models.vision.config import ConvolutionConfig
 from openafm.models.vision.letters import NUM_CLASSES
 from openafm.models.vision.sizes import encoder_of
-from openafm.reading.page import FILES, SIDES, PageReader, PageReaderConfig, PageReaderError, open_reader
+from openafm.reading.lines import TextLine
+from openafm.reading.page import FILES, SIDES, Page, PageReader, PageReaderConfig, PageReaderError, open_reader
 from openafm.runtime.engines.image_cache import UnreadableImageError
 
 SHIPPED = shipped_bundle()
@@ -149,6 +150,18 @@ def test_the_shipped_reader_reads_a_clean_page(detail):
     page = open_reader(open_bundle(SHIPPED).reader).read(typed_page(lines), detail)
     assert page.text.splitlines() == [text for text, _ in lines]
     assert page.lines[0].font_size > 1.5 * page.lines[1].font_size
+
+
+def test_the_largest_lines_are_headings():
+    def page(*lines):
+        return Page(
+            lines=tuple(TextLine(text=text, left=0, right=9, y=0, font_size=size, probability=1) for text, size in lines)
+        )
+
+    found = page(("Presented by", 16), ("FAMILY", 58), ("FUN DAY", 60), ("June 6th, 2036", 30), ("Room 59, first floor", 16))
+    assert found.markdown.splitlines() == ["Presented by", "# FAMILY", "# FUN DAY", "June 6th, 2036", "Room 59, first floor"]
+    assert page(("one", 20), ("two", 22)).markdown == "one\ntwo"
+    assert page().markdown == ""
 
 
 @needs_reader
