@@ -3,8 +3,8 @@
     python -m openafm.recipes.shipping.pages --reader BUNDLE --out pages.jsonl --eval held_out.jsonl
     openafm adapter train --base nano --data pages.jsonl --eval held_out.jsonl --name pages
 
-Other flyers than for the reader are drawn, in the designs, fonts and conditions of training. Their text has the errors of the reader, so an
-adapter learns which lines matter and what a wrong letter may stand for.
+Other flyers than for the reader are drawn, in the designs, fonts and conditions of training. Their text has the errors of
+the reader, so an adapter learns which lines matter and what a wrong letter may be.
 """
 
 from __future__ import annotations
