@@ -21,6 +21,8 @@ LEAST_CELL = 0.1
 """Cells with a lower probability of a letter start none."""
 LEAST_LETTER = 0.5
 """Probability of a letter, summed over its cells."""
+MOST_LETTERS = 4_000
+"""Letters of a view: those of a full page. A picture of noise would have ten times as many."""
 _NEIGHBORS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)]
 _LEAST_SHARE = 0.02
 
@@ -69,6 +71,8 @@ def letters_of_view(probabilities_RCK: NDArray[np.float32], page: tuple[float, f
             x, y = x + share * (taken_column + 0.5), y + share * (taken_row + 0.5)
         x, y = x * cell_width / probability, y * cell_height / probability
         letters.append(Letter(x=x, y=y, unit=unit, probability=min(probability, 1.0), classes_K=classes_K))
+        if len(letters) == MOST_LETTERS:
+            break
     return letters
 
 

@@ -125,9 +125,12 @@ def _without_doubles(runs: Sequence[Sequence[Letter]]) -> list[Sequence[Letter]]
     places_N3: NDArray[np.float64] = np.empty((0, 3))
     for run in sorted(runs, key=_sureness, reverse=True):
         own_N3 = np.array([(letter.x, letter.y, letter.unit) for letter in run])
-        unit_NN = np.maximum(own_N3[:, None, 2], places_N3[None, :, 2])
-        distance_NN = np.abs(own_N3[:, None, :2] - places_N3[None, :, :2]).max(-1)
-        is_other_view = own_N3[:, None, 2] != places_N3[None, :, 2]
+        reach_N = _SAME_PLACE * np.maximum(places_N3[:, 2], run[0].unit)
+        is_near_N = (places_N3[:, 1] > own_N3[:, 1].min() - reach_N) & (places_N3[:, 1] < own_N3[:, 1].max() + reach_N)
+        near_N3 = places_N3[is_near_N]
+        unit_NN = np.maximum(own_N3[:, None, 2], near_N3[None, :, 2])
+        distance_NN = np.abs(own_N3[:, None, :2] - near_N3[None, :, :2]).max(-1)
+        is_other_view = own_N3[:, None, 2] != near_N3[None, :, 2]
         covered_N = (is_other_view & (distance_NN < _SAME_PLACE * unit_NN)).any(1)
         if covered_N.mean() <= _MOST_COVERED:
             kept.append(run)
