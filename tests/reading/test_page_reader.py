@@ -108,9 +108,11 @@ def test_images_that_cannot_be_read(model, data, problem):
 def test_weights_that_do_not_fit(model):
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
     config = PageReaderConfig(vision=encoder_of("reader.micro"))
-    for name in ("letters.weight", "vision.stem.convolutions.0.product.weight"):
+    for name in weights:
         with pytest.raises(PageReaderError, match="do not fit"):
-            PageReader(config, weights | {name: weights[name][:, :-1]})
+            PageReader(config, weights | {name: weights[name][..., :-1]})
+        with pytest.raises(PageReaderError, match="do not fit"):
+            PageReader(config, weights | {name: weights[name].astype(np.int8)})
         with pytest.raises(PageReaderError, match="do not fit"):
             PageReader(config, {key: each for key, each in weights.items() if key != name})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from openafm.adapters.package import write_adapter
 from openafm.bundle import open_bundle
 from openafm.core.config import override
 from openafm.evaluation import held_out
@@ -149,8 +150,20 @@ def test_the_reader_of_pages_stays(assembled: list[str], tmp_path: Path) -> None
     folder.mkdir()
     for name in FILES:
         (folder / name).write_bytes(name.encode())
-    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {name: name.encode() for name in FILES}
+    bundle = open_bundle(tmp_path / "nano")
+    recovery = bundle.recovery_adapter
+    assert recovery is not None
+    for signature, stays in ((bundle.signature, True), ("0" * 40, False)):
+        write_adapter(
+            folder / "pages.fmadapter",
+            weights=recovery.weights(),
+            config=recovery.config,
+            base_signature=signature,
+            name="pages",
+        )
+        assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+        assert (folder / "pages.fmadapter").is_dir() == stays
+        assert {name: (folder / name).read_bytes() for name in FILES} == {name: name.encode() for name in FILES}
 
 
 def test_scores_are_cached(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

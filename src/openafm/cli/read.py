@@ -43,6 +43,8 @@ def read(
         try:
             page = reader.read(Image(path).read(), DEFAULT_DETAIL if image_detail is None else image_detail.value)
         except OpenAFMError as error:
+            if len(images) == 1:
+                raise
             print(escaped(f"{path}: {error}"), file=sys.stderr)
             num_failed += 1
             continue

@@ -85,10 +85,9 @@ def respond(
     json_schema = read_schema(schema)
     limit = MAX_TOKENS if max_tokens is None else max_tokens
     options = generation_options(temperature, seed, limit, image_detail, top_k=top_k, top_p=top_p)
-    pages_adapter = _pages_adapter(model, image)
-    if pages_adapter is not None and schema is not None:
-        options = dataclasses.replace(options, copies_lines=True)
-    described = SystemLanguageModel(bundle=model, adapter=adapter or pages_adapter, draft=draft)
+    if adapter is None and (adapter := _pages_adapter(model, image)) is not None:
+        options = dataclasses.replace(options, copies_lines=schema is not None)
+    described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     session = LanguageModelSession(default_instructions() if instructions is None else instructions, described)
     response = session.respond_full_blocking(with_images(text, image or ()), json_schema=json_schema, options=options)
     content = response.content

@@ -75,9 +75,9 @@ class GenerationOptions:
         image_detail: the resolution mode of the prompt's images: `"high"` (tiles and an overview), `"balanced"` or
             `"rapid"`. More detail takes more tokens (`LanguageModel.token_count`); the model's first mode by default.
             Endpoints get the `detail` high, auto or low.
-        copies_lines: whether strings of a guided response that have no other guide are whole lines of the prompt or of tool
-            outputs: headings that follow each other, a line, two lines, or what follows a colon. For small models, which
-            choose a line better than they copy it. False by default; local models only.
+        copies_lines: whether strings of a guided response that have no other guide are whole lines of the session's prompts
+            and outputs of tools: headings that follow each other, a line, two lines, or what follows a colon. For small
+            models, which choose a line better than they copy it. False by default; local models only.
 
     Raises:
         ValueError: a value is out of range.

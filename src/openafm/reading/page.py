@@ -1,4 +1,4 @@
-"""Read a page: the text of an image, from the letters that an encoder finds in views of three sizes.
+"""Read a page: the text of an image, from the letters that an encoder finds in views of several sizes.
 
     reader = open_reader(folder)
     page = reader.read(Path("flyer.png").read_bytes())
@@ -101,18 +101,18 @@ class PageReader:
         self, config: PageReaderConfig, weights: Mapping[str, NDArray[Any]], num_threads: int = 1, kernels: str | None = None
     ) -> None:
         from openafm.runtime.native.vision_parts import TowerParts
-        from openafm.runtime.native.vision_stem import check_stem, fold_normalization
+        from openafm.runtime.native.vision_stem import fold_normalization
 
         self.config = config
         copies = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in weights.items()}
-        try:
-            check_stem(config.vision, copies)
-            expected = (CELL[0] // CELL[1] * NUM_CLASSES, config.vision.dim)
-            if copies["letters.weight"].shape != expected:
-                raise ValueError(f"letters.weight has the shape {copies['letters.weight'].shape}, expected {expected}")
-            fold_normalization(config.vision, copies)
-        except (ValueError, KeyError) as error:
-            raise PageReaderError(f"the weights of the page reader do not fit its config: {error}") from error
+        found = {name: tensor.shape for name, tensor in weights.items() if tensor.dtype in (np.float16, np.float32)}
+        expected = _shapes(config.vision)
+        if wrong := sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)):
+            raise PageReaderError(
+                f"the weights of the page reader do not fit its config: {wrong[0]} is {found.get(wrong[0])}, expected"
+                f" {expected.get(wrong[0])}"
+            )
+        fold_normalization(config.vision, copies)
         self._parts = TowerParts(copies, num_threads, kernels)
         self._one_at_a_time = threading.Lock()
         self._pages: OrderedDict[tuple[str, str], Page] = OrderedDict()
@@ -124,14 +124,15 @@ class PageReader:
             UnreadableImageError: the image is damaged, too small, too long, or its format is unknown.
         """
         key = hashlib.sha256(image).hexdigest(), detail
-        if key not in self._pages:
+        with self._one_at_a_time:
+            page = self._pages.pop(key, None)
+        if page is None:
             page = Page(lines=tuple(in_reading_order(lines_of(self.letters(image, detail)))))
-            with self._one_at_a_time:
-                self._pages[key] = page
-                while len(self._pages) > _KEPT_PAGES:
-                    self._pages.popitem(last=False)
-            return page
-        return self._pages[key]
+        with self._one_at_a_time:
+            self._pages[key] = page
+            while len(self._pages) > _KEPT_PAGES:
+                self._pages.popitem(last=False)
+        return page
 
     def letters(self, image: bytes, detail: ImageDetail = DEFAULT_DETAIL) -> list[list[Letter]]:
         """Return the letters of each view of an encoded image."""
@@ -166,6 +167,17 @@ class PageReader:
         return [np.asarray(picture.resize(size, Resampling.BICUBIC, reducing_gap=2.0)) for size in sizes], picture.size
 
 
+def _shapes(vision: VisionConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a reader by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index, (convolution, num_inputs) in enumerate(zip(vision.stem, vision.stem_inputs, strict=True)):
+        name, outputs = f"vision.stem.convolutions.{index}", (convolution.channels,)
+        shapes[f"{name}.product.weight"] = (convolution.channels, num_inputs)
+        shapes |= dict.fromkeys((f"{name}.product.bias", f"{name}.norm.weight", f"{name}.norm.bias"), outputs)
+    num_outputs = CELL[0] // CELL[1] * NUM_CLASSES
+    return shapes | {"letters.weight": (num_outputs, vision.dim), "letters.bias": (num_outputs,)}
+
+
 def open_reader(folder: Path) -> PageReader:
     """Return the reader in a folder with `reader.json` and `reader.safetensors`, loaded once until the files change.
 
@@ -189,7 +201,7 @@ def _loaded(folder: Path, changed: tuple[int, ...]) -> PageReader:
         if hashlib.sha256(documents[1]).hexdigest() != config.digest:
             raise ValueError(f"{FILES[1]} is not the file of {FILES[0]}")
         return PageReader(config, load(documents[1]))
-    except (SafetensorError, ConfigError, ValueError) as error:
+    except (SafetensorError, ConfigError, ValueError, KeyError, RecursionError) as error:
         raise PageReaderError(f"{folder}: the reader of pages is damaged: {error}; restore it") from error
 
 

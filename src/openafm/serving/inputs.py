@@ -153,6 +153,10 @@ def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrai
     return EncodedInput(source=source, prompt=prompt, num_opening=num_opening, images=images)
 
 
+MOST_READ_IMAGES = 8
+"""Images of a request whose text is read, which takes seconds each."""
+
+
 def _with_images(
     model: LoadedModel, turns: Sequence[Turn], sources: Mapping[str, ImageInput]
 ) -> tuple[tuple[Turn, ...], dict[str, bytes]]:
@@ -167,9 +171,21 @@ def _with_images(
             f"the images of this request have {num_pixels:,} pixels; use at most {MAX_IMAGE_PIXELS:,} together",
             param="messages",
         )
-    with _DECODING:
-        data = {name: image.read() for name, image in opened_images.items()}
-    found = {name: image_part(model.bundle, each, sources[name].detail) for name, each in data.items()}
+    if model.bundle.reader is not None and len(sources) > MOST_READ_IMAGES:
+        raise bad_request(
+            f"this request has {len(sources)} images, of which the text is read; send at most {MOST_READ_IMAGES}",
+            param="messages",
+        )
+    data: dict[str, bytes] = {}
+    found: dict[str, ContentPart] = {}
+    num_tokens = 1
+    for name, image in opened_images.items():
+        with _DECODING:
+            data[name] = image.read()
+            found[name] = image_part(model.bundle, data[name], sources[name].detail)
+        if isinstance(part := found[name], TextPart):
+            num_tokens += model.tokenizer.fewest_tokens(part.text)
+            check_fits(model.engine, num_tokens)  # before the next one is read
 
     def read(turn: Turn) -> Turn:
         if not isinstance(turn, UserTurn) or not turn.images:

@@ -99,7 +99,7 @@ class Adapter:
 def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.AdapterPackage:
     """Return the adapter for a bundle, opened and verified. A string with `/`, `\\` or `.` is a path, else a name.
 
-    The name `pages` is the adapter for the text of images that the bundle has, if it has one.
+    The name `pages` is the adapter for the text of images that the bundle has, unless one of this name is installed.
 
     Raises:
         InvalidAssetError: the adapter is missing or damaged.
@@ -107,8 +107,8 @@ def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.Ad
         CompatibleAdapterNotFoundError: the adapter belongs to another bundle, or none is installed for this one.
     """
     with _asset_errors():
-        if adapter == PAGES_ADAPTER and bundle.pages_adapter is not None:
-            adapter = bundle.pages_adapter
+        if adapter == PAGES_ADAPTER and not store.adapter_place(PAGES_ADAPTER, bundle.signature).is_dir():
+            adapter = bundle.pages_adapter or adapter
         given = adapter if isinstance(adapter, Adapter) else _named(adapter)
         _check_installed(given, bundle)
         found = given._opened(bundle.signature)

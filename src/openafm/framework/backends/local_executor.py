@@ -38,7 +38,7 @@ from openafm.runtime.engines.image_cache import prompt_tokens
 from openafm.runtime.engines.sequence import PromptTokens
 from openafm.runtime.engines.snapshot import SnapshotCorruptedError, SnapshotMismatchError
 from openafm.tokenizer.chat_template import MalformedAnswerError, opened
-from openafm.tokenizer.conversation import AssistantTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import AssistantTurn, ContentTurn, Turn, UserTurn
 from openafm.tokenizer.detokenizer import Detokenizer
 from openafm.tokenizer.schema_text import compact_json
 
@@ -65,14 +65,16 @@ class LocalExecutor(LanguageModelExecutor):
         if len(turns) > 1:
             self._num_opening = len(model.template.encode_turn(model.tokenizer, turns[0]))
             self._num_continued = len(tokens)
+        self._texts = _texts(turns)  # of prompts and outputs of tools, the newest first
         self._prewarmed: list[int] = []  # the last tokens of the sequence: the expected beginning of the next prompt
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        length, pending = self._sequence.length - len(self._prewarmed), self._pending
+        length, pending, texts = self._sequence.length - len(self._prewarmed), self._pending, self._texts
         try:
             yield
         except BaseException:
+            self._texts = texts
             self._model.engine.rollback(self._sequence, self._sequence.length - length)
             self._pending, self._prewarmed = pending, []
             raise
@@ -102,7 +104,7 @@ class LocalExecutor(LanguageModelExecutor):
         with request.span.child(SpanKind.GRAMMAR, "compile"):
             schema = request.schema
             if schema is not None and request.options.copies_lines:
-                schema = with_copied_lines(schema, "\n".join(turn.text for turn in request.turns))
+                schema = with_copied_lines(schema, "\n".join([*_texts(request.turns), *self._texts]))
             grammar = model.grammar(schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
@@ -142,6 +144,7 @@ class LocalExecutor(LanguageModelExecutor):
             request.span.set(kv_bytes=sum(model.engine.memory(self._sequence).values()), **_times(generation.summary))
         self._keep_common_prefix(text.tokens, turn)
         self._keep_conversation()
+        self._texts = [*_texts(request.turns), *self._texts]
         usage = _usage(generation.summary, num_cached, num_opening, opening_s)
         return Answer(turn=turn, usage=usage, finish_reason=finish_reason)
 
@@ -199,6 +202,11 @@ class LocalExecutor(LanguageModelExecutor):
 
     def _check_fits(self, token_count: int, turns: Iterable[Turn] = ()) -> None:
         check_fits(token_count, self._model.engine.context_length, turns, self._model.image_modes)
+
+
+def _texts(turns: Iterable[Turn]) -> list[str]:
+    """Return the texts of prompts and of outputs of tools, the last one first."""
+    return [turn.text for turn in turns if isinstance(turn, ContentTurn)][::-1]
 
 
 def _restored(engine: Engine, tokens: PromptTokens, snapshot: bytes | memoryview | None) -> Sequence:

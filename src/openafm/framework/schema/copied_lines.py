@@ -12,8 +12,9 @@ from openafm.tokenizer.conversation import JsonSchema
 
 MOST_LINES = 400
 _HEADING = "# "
-_VALUES = frozenset({"enum", "const", "required", "default"})
-_OTHER_GUIDES = frozenset({"enum", "const", "pattern", "format"})
+_OTHER_GUIDES = frozenset({"enum", "const", "pattern", "format", "minLength", "maxLength"})
+_NAMED = frozenset({"properties", "$defs", "definitions"})  # schemas by name
+_SCHEMAS = frozenset({"items", "prefixItems", "anyOf", "oneOf", "allOf", "additionalProperties"})
 
 
 def with_copied_lines(schema: JsonSchema, text: str) -> JsonSchema:
@@ -46,8 +47,16 @@ def _guided(value: Any, lines: list[str]) -> Any:
         return [_guided(each, lines) for each in value]
     if not isinstance(value, Mapping):
         return value
-    if value.get("type") == "string" and not _OTHER_GUIDES & value.keys():
-        return {**value, "enum": lines}
-    return {
-        key: each if key in ("enum", "const", "required", "default") else _guided(each, lines) for key, each in value.items()
-    }
+    kind = value.get("type")
+    if not _OTHER_GUIDES & value.keys():
+        if kind == "string":
+            return {**value, "enum": lines}
+        if isinstance(kind, list) and set(kind) == {"string", "null"}:
+            return {**value, "enum": [*lines, None]}
+    return {key: _inside(key, each, lines) for key, each in value.items()}
+
+
+def _inside(key: str, value: Any, lines: list[str]) -> Any:
+    if key in _NAMED and isinstance(value, Mapping):
+        return {name: _guided(each, lines) for name, each in value.items()}
+    return _guided(value, lines) if key in _SCHEMAS else value

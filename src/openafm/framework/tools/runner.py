@@ -116,7 +116,7 @@ class ToolRunner:
         output = await self._called(call)
         if not has_attachments(output):
             return ToolOutput(turn=ToolTurn(name=call.name, text=self._limited(_as_text(output))), images={})
-        content, images = prompt_content(output, image_part)
+        content, images = await asyncio.to_thread(prompt_content, output, image_part)  # reading takes seconds
         turn = ToolTurn(name=call.name, content=content)
         self._limited(turn.text)
         return ToolOutput(turn=turn, images=images)

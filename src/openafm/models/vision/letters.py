@@ -13,8 +13,8 @@ SPACE = OTHER + 1
 """The class of the middle of the gap between two words of a line."""
 NUM_CLASSES = SPACE + 1
 SIZES = (11.0, 30.0)
-"""Font sizes in pixels of a view, from the first to below the second, whose letters the view has. Views of half and of a
-quarter of the side have larger letters (`page.py`)."""
+"""Font sizes in pixels of a view, from the first to below the second, whose letters the view has. Smaller views of the same
+image have its larger letters (`openafm.reading`)."""
 _NARROW, _WIDE = frozenset("iljft.,:;'!|()[]I- ’"), frozenset("mwMW@%&")
 _ALIKE = str.maketrans("’‘‚“”„–—−", '\'\',"""---')
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
+from openafm.adapters.package import open_adapter
+from openafm.bundle import Bundle, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle, stored_bits
 from openafm.bundle.files import READER
 from openafm.core.errors import OpenAFMError
@@ -23,7 +26,6 @@ from openafm.evaluation.fresh.samples import FreshSample, fresh_samples
 from openafm.evaluation.fresh.scores import model_answer
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
 from openafm.framework.backends.system_model import SystemLanguageModel
-from openafm.reading.page import FILES
 from openafm.recipes.shipping.card import SAMPLED, ModelScores, ShippedResults, shipped_card
 from openafm.recipes.shipping.stages import TrainedStages, read_stage
 
@@ -76,13 +78,19 @@ def ship(
 
 @contextlib.contextmanager
 def kept_reader(out: Path) -> Iterator[None]:
-    """Keep the reader of pages of the bundle at `out`, which belongs to no weights, while the bundle is replaced."""
+    """Keep the reader of pages of the bundle at `out` while the bundle is replaced, and its adapter if the weights stay."""
     folder = out / READER
-    files = {name: (folder / name).read_bytes() for name in FILES} if folder.is_dir() else {}
-    yield
-    for name, data in files.items():
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_bytes(data)
+    files = {file.relative_to(out): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    try:
+        yield
+    finally:
+        for name, data in files.items():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(data)
+    adapter = open_bundle(out).pages_adapter
+    if adapter is not None and open_adapter(adapter).base_signature != open_bundle(out).signature:
+        shutil.rmtree(adapter)
+        print(f"removed {adapter}: it belongs to other weights; train it again (recipes/shipping/pages.py)", file=sys.stderr)
 
 
 def write_like(bundle: Bundle, path: Path, card: str = "") -> Bundle:
