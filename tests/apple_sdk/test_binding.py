@@ -270,8 +270,8 @@ def test_a_model_with_vision_gets_the_image(stand_in, tmp_path):
     lib.FMRelease(task)
 
 
-def test_text_replaces_an_image(tmp_path):
-    (tmp_path / "cat.png").write_bytes(b"not read")
+def test_an_image_is_read(tmp_path):
+    PIL.Image.new("RGB", (64, 64), "white").save(tmp_path / "cat.png")
     words, reason = client.prompt("Look:"), ctypes.c_int()
     assert lib.FMComposedPromptAddAttachment(words, str(tmp_path / "cat.png").encode(), b"my cat", ctypes.byref(reason))
     assert not lib.FMComposedPromptAddAttachment(words, b"/nowhere/dog.png", None, ctypes.byref(reason))

@@ -67,7 +67,6 @@ def test_respond_with_images(capsys: pytest.CaptureFixture[str]) -> None:
         (["--image", "dot.png"], "too small.*pass a larger image"),
         (["--image", "line.png"], "aspect ratio.*crop it"),
         (["--image", "sign.png", "--image-detail", "best"], "best"),
-        (["--image", "sign.png", "--model", "nano"], "model nano does not support"),
     ],
 )
 def test_a_wrong_image_is_explained(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,7 +220,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     command = ["safety", "redteam", str(folder), "--seeds", str(seeds), "--max-tokens", "8"]
     assert run([*command, "--family", "plain", "--family", "image_text"]) == 0
     outcomes = {attempt.family: attempt.outcome for attempt in RedTeamProject(folder).attempts() if attempt.subcategory}
-    assert outcomes == {"plain": "blocked_prompt", "image_text": "failed"}
+    assert outcomes == {"plain": "blocked_prompt", "image_text": "answered"}
     capsys.readouterr()
     assert run(["safety", "report", str(folder), "--html", str(page)]) == 0
     assert "over-refusals" in capsys.readouterr().out
@@ -232,7 +232,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     (tmp_path / "feedback").mkdir()
     command = ["safety", "redteam", str(folder), "--grading", str(tmp_path / "grading"), "--feedback", str(tmp_path)]
     assert run([*command[:-1], str(tmp_path / "feedback"), "--export", str(tmp_path / "data.jsonl"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"project": str(folder), "feedback": 0, "items": 0, "exported": 0}
+    assert json.loads(capsys.readouterr().out) == {"project": str(folder), "feedback": 0, "items": 1, "exported": 0}
     assert run(["safety", "redteam", str(folder), "--grades", str(tmp_path)]) == 1
     assert "is not a grading project" in capsys.readouterr().err
     assert run(["safety", "report", str(tmp_path)]) == 1

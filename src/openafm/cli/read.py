@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import print_json
+from openafm.cli.output import counted, print_json
 from openafm.cli.respond import ImageDetailOption, ModelOption
 from openafm.core.errors import OpenAFMError
 from openafm.core.terminal import escaped
@@ -53,7 +53,7 @@ def read(
         else:
             print(escaped(f"{path}:\n{page.text}\n" if len(images) > 1 else page.text))
     if num_failed:
-        raise OpenAFMError(f"{num_failed} of {len(images)} images could not be read")
+        raise OpenAFMError(f"{counted(num_failed, 'image')} could not be read")
 
 
 def _reader(bundle: Bundle) -> PageReader:
