@@ -44,7 +44,7 @@ from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.generators import generator_config
 from openafm.data.synthetic import EVENT_SCHEMA
 from openafm.evaluation.event_baselines import constant_event
-from openafm.evaluation.events import FIELDS, EventExample, model_extractor
+from openafm.evaluation.events import FIELDS
 from openafm.evaluation.flyer_baseline import ReadLine, flyer_event, read_lines
 from openafm.framework.errors import DecodingFailureError
 from openafm.framework.options import ImageDetail
@@ -67,20 +67,26 @@ def asked(drawn: Drawn) -> str:
     return next(question.question for question in drawn.questions if question.kind == "event")
 
 
-def asked_model(model: fm.SystemLanguageModel, *, sees: bool, detail: ImageDetail | None) -> Contestant:
-    """Return our model: it gets the image, the question for the event, and the schema of events."""
-    options = fm.GenerationOptions(
-        sampling=fm.SamplingMode.greedy(),
-        maximum_response_tokens=MAX_TOKENS,
-        image_detail=detail if sees else None,
-        copies_lines=sees and model.described().reader is not None,
-    )
+def asked_model(
+    model: fm.SystemLanguageModel, part: Callable[[Drawn], fm.Image | str | None], detail: ImageDetail | None = None
+) -> Contestant:
+    """Return our model: it gets a part of the flyer, the question for the event, and the schema of events.
+
+    Of text, strings are whole lines.
+    """
 
     def read(drawn: Drawn) -> Mapping[str, Any]:
-        image = (fm.Image(drawn.images[0].data),) if sees else ()
+        seen = part(drawn)
+        options = fm.GenerationOptions(
+            sampling=fm.SamplingMode.greedy(),
+            maximum_response_tokens=MAX_TOKENS,
+            image_detail=detail if isinstance(seen, fm.Image) else None,
+            copies_lines=isinstance(seen, str) or (seen is not None and model.described().reader is not None),
+        )
         try:
             session = LanguageModelSession(asked(drawn), model)
-            content = session.respond_blocking(Prompt(*image, REQUEST), json_schema=dict(EVENT_SCHEMA), options=options)
+            prompt = Prompt(*(() if seen is None else (seen,)), REQUEST)
+            content = session.respond_blocking(prompt, json_schema=dict(EVENT_SCHEMA), options=options)
         except (DecodingFailureError, fm.ExceededContextWindowSizeError):
             return {}
         event = json.loads(content.to_json())
@@ -126,22 +132,8 @@ def line_errors(drawn: Drawn, lines: Sequence[ReadLine]) -> tuple[int, int]:
     return sum(min(errors, len(line)) for errors, line in zip(nearest, truth, strict=True)), sum(map(len, truth))
 
 
-def tesseract_text(model: fm.SystemLanguageModel) -> Contestant:
-    extract = model_extractor(model)
-
-    def read(drawn: Drawn) -> Mapping[str, Any]:
-        message = "\n".join(line.text for line in tesseract_lines(drawn))
-        example = EventExample(
-            instructions=asked(drawn),
-            message=message or "?",
-            schema=dict(EVENT_SCHEMA),
-            reference_day=datetime.date.fromisoformat(drawn.metadata["today"]),
-            language=drawn.language,
-            gold={},
-        )
-        return extract(example)
-
-    return read
+def tesseract_text(drawn: Drawn) -> str:
+    return "\n".join(line.text for line in tesseract_lines(drawn)) or "?"
 
 
 def compact(value: object) -> str:
@@ -153,10 +145,12 @@ def measure(model: fm.SystemLanguageModel, count: int, detail: ImageDetail | Non
     flyers = [draw_document(generator, "flyers", "en", "held_out", SEED, number) for number in range(count)]
     contestants: dict[str, Contestant] = {
         "constant": lambda _: constant_event(),
-        "text_only": asked_model(model, sees=False, detail=detail),
+        "text_only": asked_model(model, lambda _: None),
         "tesseract_regex": lambda drawn: event_of(tesseract_lines(drawn), drawn),
-        "tesseract_text_nano": tesseract_text(model),
-        "fields": asked_model(model, sees=True, detail=detail),
+        "tesseract_text_nano": asked_model(
+            model, lambda drawn: "\n".join(line.text for line in tesseract_lines(drawn)) or "?"
+        ),
+        "fields": asked_model(model, lambda drawn: fm.Image(drawn.images[0].data), detail),
     }
     readers: dict[str, Callable[[Drawn], list[ReadLine]]] = {"tesseract_line_errors": tesseract_lines}
     if (folder := model.described().reader) is not None:
