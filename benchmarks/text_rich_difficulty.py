@@ -19,6 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # of tesseract; more threads are slower on small images
 
+from shared.edit_distance import edits
 from shared.reporting import benchmark_parser, hand_in
 
 from openafm.data.drawing.base import Drawn
@@ -35,16 +36,6 @@ COUNTS = {"flyers": 8, "lines": 16, "signs": 8}
 QUICK_COUNTS = {"flyers": 1, "lines": 1, "signs": 1}
 LAYOUT = 6  # of tesseract: the best of 3, 6, 7 and 11 on 16 English held-out drawings
 FIELDS = ("title", "date", "time", "location")
-
-
-def edits(read: str, truth: str) -> int:
-    """Return the Levenshtein distance of two texts."""
-    row = list(range(len(truth) + 1))
-    for number, char in enumerate(read, start=1):
-        diagonal, row[0] = row[0], number
-        for column, other in enumerate(truth, start=1):
-            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (char != other))
-    return row[-1]
 
 
 def compact(text: str) -> str:

@@ -47,10 +47,13 @@ def test_lines_of_a_turned_page(slope: float):
     assert all(14 < line.font_size < 26 for line in found)
 
 
-def test_perspective_gives_each_line_its_own_slope():
+@pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
+def test_perspective_gives_each_line_its_own_slope(scale: float):
+    """The number of pixels of the page does not matter."""
     letters = []
     for number in range(8):
         letters += typed(f"line number {number} of eight", 120, 100 + 60 * number, slope=-0.12 + 0.03 * number)
+    letters = [replace(each, x=each.x * scale, y=each.y * scale, unit=scale) for each in letters]
     assert texts(lines_of([letters])) == [f"line number {number} of eight" for number in range(8)]
 
 

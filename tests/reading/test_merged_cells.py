@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openafm.models.vision.letters import CELL, NO_LETTER, NUM_CLASSES, OTHER, SPACE, class_of
+from openafm.reading import letters
 from openafm.reading.letters import LEAST_LETTER, letters_of_view
 
 PAGE = 12 * CELL[1], 8 * CELL[0]
@@ -69,3 +70,10 @@ def test_no_probability_counts_twice(masses: dict[tuple[int, int], float]):
     assert all(LEAST_LETTER - 1e-4 <= letter.probability <= 1 for letter in found)
     assert all(letter.classes_K.sum() == pytest.approx(1, abs=1e-4) for letter in found)
     assert all(0 < letter.x < 12 * CELL[1] and 0 < letter.y < 8 * CELL[0] for letter in found)
+
+
+def test_a_view_of_noise_has_the_surest_letters_alone(monkeypatch):
+    monkeypatch.setattr(letters, "MOST_LETTERS", 3)
+    cells = {(row, column): {"x": 0.6 + 0.01 * row} for row in range(0, 8, 2) for column in range(0, 12, 3)}
+    found = letters_of_view(view(cells), PAGE)
+    assert [round(letter.probability, 2) for letter in found] == [0.66] * 3

@@ -156,9 +156,8 @@ def test_the_shipped_reader_reads_a_clean_page(detail):
 
 def test_the_largest_lines_are_headings():
     def page(*lines):
-        return Page(
-            lines=tuple(TextLine(text=text, left=0, right=9, y=0, font_size=size, probability=1) for text, size in lines)
-        )
+        found = [TextLine(text=text, left=0, right=9, y=0, font_size=size, probability=1) for text, size in lines]
+        return Page(width=9, height=9, lines=tuple(found))
 
     found = page(("Presented by", 16), ("FAMILY", 58), ("FUN DAY", 60), ("June 6th, 2036", 30), ("Room 59, first floor", 16))
     assert found.markdown.splitlines() == ["Presented by", "# FAMILY", "# FUN DAY", "June 6th, 2036", "Room 59, first floor"]

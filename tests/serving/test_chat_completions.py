@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 from typing import Any
 
 import jsonschema
 import openai
+import PIL.Image
+import PIL.ImageDraw
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
@@ -30,8 +34,8 @@ PERSON = {
 CITY = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
 
-def ask(client: openai.OpenAI, messages: list[Any] | None = None, **options: Any) -> Any:
-    return client.chat.completions.create(model="nano", messages=messages or HELLO, **{"max_tokens": 12} | options)
+def ask(client: openai.OpenAI, messages: list[Any] | None = None, model: str = "nano", **options: Any) -> Any:
+    return client.chat.completions.create(model=model, messages=messages or HELLO, **{"max_tokens": 12} | options)
 
 
 def test_an_answer_has_openais_form(client: openai.OpenAI) -> None:
@@ -279,10 +283,28 @@ def test_arguments_of_calls_are_json_objects(client: openai.OpenAI, arguments: s
         ask(client, [{"role": "assistant", "tool_calls": [call]}, *HELLO])
 
 
-def test_damaged_images_are_refused(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(("model", "problem"), [("tiny", "does not support images"), ("nano", "not in a format")])
+def test_images_are_refused(client: openai.OpenAI, model: str, problem: str) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    with pytest.raises(openai.BadRequestError, match="not in a format"):
-        ask(client, [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}])
+    with pytest.raises(openai.BadRequestError, match=problem):
+        ask(client, [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}], model)
+
+
+def test_the_text_of_images_is_read_and_their_number_is_limited(client: openai.OpenAI) -> None:
+    def image(number: int) -> dict[str, Any]:
+        out, picture = io.BytesIO(), PIL.Image.new("RGB", (240, 80), "white")
+        PIL.ImageDraw.Draw(picture).text((20, 20), f"Room {number}", fill="black", font_size=36)
+        picture.save(out, "PNG")
+        data = base64.b64encode(out.getvalue()).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+
+    def prompt_tokens(*parts: Any) -> int:
+        return int(ask(client, [{"role": "user", "content": list(parts)}], max_tokens=1).usage.prompt_tokens)
+
+    question = {"type": "text", "text": "Which room?"}
+    assert prompt_tokens(image(42), question) == prompt_tokens({"type": "text", "text": "Room 42\nWhich room?"})
+    with pytest.raises(openai.BadRequestError, match="at most 8"):
+        prompt_tokens(*map(image, range(9)))
 
 
 @pytest.mark.parametrize("later", [[], [{"role": "assistant", "content": ""}, {"role": "user", "content": "Go on."}]])

@@ -118,12 +118,13 @@ def test_anthropic_stop_sequence(url: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/messages"])
-def test_damaged_images_are_refused_in_the_form_of_the_api(url: str, path: str) -> None:
+@pytest.mark.parametrize(("model", "problem"), [("tiny", "does not support images"), ("nano", "not in a format")])
+def test_images_are_refused_in_the_form_of_the_api(url: str, path: str, model: str, problem: str) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     message = {"role": "user", "content": [image]} if path == "/v1/messages" else {"role": "user", "images": ["AA=="]}
-    reply = http.post(f"{url}{path}", json={"messages": [message], "max_tokens": 2})
+    reply = http.post(f"{url}{path}", json={"model": model, "messages": [message], "max_tokens": 2})
     assert reply.status_code == 400
-    assert "not in a format" in json.dumps(reply.json())
+    assert problem in json.dumps(reply.json())
 
 
 def test_stop_texts_are_limited_in_all_apis(url: str) -> None:

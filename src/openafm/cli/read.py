@@ -49,7 +49,7 @@ def read(
             num_failed += 1
             continue
         if json:
-            print_json({"image": str(path), "text": page.text, "lines": [asdict(line) for line in page.lines]})
+            print_json({"image": str(path), "text": page.text, **asdict(page)})
         else:
             print(escaped(f"{path}:\n{page.text}\n" if len(images) > 1 else page.text))
     if num_failed:

@@ -3,7 +3,7 @@
 A photograph shows the page turned and in perspective. Runs that a first pass finds give the slope of lines at each place;
 with it the page is set upright, and linked again. Of two views that have the same letters, the surer one counts.
 
-Shapes: N letters.
+Shapes: N letters, R runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _STEEPEST = 0.4
 _USUAL_WIDTH = 0.52  # of a letter, in sizes of the font
 _NARROWEST_SPACE, _WIDEST_GAP = 0.42, 0.95  # between two letters, beside their usual widths, in sizes of the font
 _OVERLAP, _SAME_OVERLAP = 0.5, 0.6  # different and equal letters nearer than this share of their usual distance are one
-_FEWEST = 4  # letters of a run that tells the slope
+_FEWEST = 4  # letters of a run whose slope counts
+_FARTHEST, _FEWEST_RUNS = 0.12, 5  # from the usual slope; runs for a slope that is not the same everywhere
+_PULL = 0.02  # towards one slope for the page
 _SAME_PLACE = 6.0  # pixels of the coarser of two views, in which they show the same letter
 _MOST_COVERED = 0.5  # of the letters of a run, by those of another view
 
@@ -65,19 +67,19 @@ class Slope:
     @classmethod
     def of(cls, runs: Iterable[Sequence[Letter]]) -> Slope:
         """Return the slope that fits the longer runs best; runs far from the median do not count."""
-        told = np.array([_direction(run) for run in runs if len(run) >= _FEWEST]).reshape(-1, 4)
-        if not len(told):
+        known_R4 = np.array([_direction(run) for run in runs if len(run) >= _FEWEST]).reshape(-1, 4)
+        if not len(known_R4):
             return cls()
-        usual = float(np.median(np.repeat(told[:, 2], told[:, 3].astype(int))))
-        told = told[np.abs(told[:, 2] - usual) < 0.12]
-        if len(told) < 5:
+        usual = float(np.median(np.repeat(known_R4[:, 2], known_R4[:, 3].astype(int))))
+        x_R, y_R, slope_R, weight_R = known_R4[np.abs(known_R4[:, 2] - usual) < _FARTHEST].T
+        if len(x_R) < _FEWEST_RUNS:
             return cls(level=usual)
-        inputs_N3 = np.stack([np.ones(len(told)), told[:, 0], told[:, 1]], 1)
-        weight_N1 = told[:, 3:]
-        pull = np.diag([0.0, 1.0, 1.0]) * 2e4 * len(told)  # towards one slope for the page
-        fitted = np.linalg.solve(inputs_N3.T @ (weight_N1 * inputs_N3) + pull, inputs_N3.T @ (weight_N1[:, 0] * told[:, 2]))
-        level, by_x, by_y = fitted.tolist()
-        return cls(level=level, by_x=by_x, by_y=by_y)
+        extent = max(x_R.max(), y_R.max())  # of the page, so that its number of pixels does not matter
+        inputs_R3 = np.stack([np.ones(len(x_R)), x_R / extent, y_R / extent], 1)
+        pull_33 = np.diag([0.0, _PULL, _PULL]) * len(x_R)
+        squares_33 = inputs_R3.T @ (weight_R[:, None] * inputs_R3)
+        level, by_x, by_y = np.linalg.solve(squares_33 + pull_33, inputs_R3.T @ (weight_R * slope_R)).tolist()
+        return cls(level=level, by_x=by_x / extent, by_y=by_y / extent)
 
     def upright(self, x: float, y: float) -> float:
         """Return the height of a place where lines are level."""

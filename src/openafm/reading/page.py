@@ -36,7 +36,7 @@ from openafm.models.vision.config import VisionConfig
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.image_modes import Mode as ImageDetail
 from openafm.models.vision.letters import CELL, NUM_CLASSES
-from openafm.reading.letters import Letter, letters_of_view
+from openafm.reading.letters import letters_of_view
 from openafm.reading.lines import TextLine, lines_of
 from openafm.reading.order import in_reading_order
 
@@ -70,8 +70,10 @@ class PageReaderConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What was read, in reading order. Places are in pixels of the image, set upright."""
+    """What was read, in reading order. Places are in pixels of an image of this size, set upright."""
 
+    width: int
+    height: int
     lines: tuple[TextLine, ...]
 
     @property
@@ -127,17 +129,17 @@ class PageReader:
         with self._one_at_a_time:
             page = self._pages.pop(key, None)
         if page is None:
-            page = Page(lines=tuple(in_reading_order(lines_of(self.letters(image, detail)))))
+            page = self._read(image, detail)
         with self._one_at_a_time:
             self._pages[key] = page
             while len(self._pages) > _KEPT_PAGES:
                 self._pages.popitem(last=False)
         return page
 
-    def letters(self, image: bytes, detail: ImageDetail = DEFAULT_DETAIL) -> list[list[Letter]]:
-        """Return the letters of each view of an encoded image."""
-        views, size = self._views(image, detail)
-        return [letters_of_view(self.probabilities(view_YXC), size) for view_YXC in views]
+    def _read(self, image: bytes, detail: ImageDetail) -> Page:
+        views, (width, height) = self._views(image, detail)
+        letters = [letters_of_view(self.probabilities(view_YXC), (width, height)) for view_YXC in views]
+        return Page(width=width, height=height, lines=tuple(in_reading_order(lines_of(letters))))
 
     def probabilities(self, view_YXC: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the probabilities of the classes in the cells of a view, [R, C, K]."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from openafm.framework.backends.image_details import fewest_image_tokens, image_part
+from openafm.framework.backends.image_details import fewest_image_tokens, image_part, only_reads
 from openafm.framework.backends.loaded_model import MAX_CALLS, LoadedModel
 from openafm.framework.options import ImageDetail
 from openafm.framework.transcripts.images import MAX_IMAGE_PIXELS, Image
@@ -171,7 +171,7 @@ def _with_images(
             f"the images of this request have {num_pixels:,} pixels; use at most {MAX_IMAGE_PIXELS:,} together",
             param="messages",
         )
-    if model.bundle.reader is not None and len(sources) > MOST_READ_IMAGES:
+    if only_reads(model.bundle) and len(sources) > MOST_READ_IMAGES:
         raise bad_request(
             f"this request has {len(sources)} images, of which the text is read; send at most {MOST_READ_IMAGES}",
             param="messages",

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 import openafm as fm
+from openafm.adapters import store
 from openafm.bundle import open_bundle, shipped_bundle
 from openafm.bundle.errors import BundleTamperedError
 from openafm.cli.main import run
 from openafm.data.drawing.canvas import Canvas
 from openafm.data.drawing.fonts import fonts_for
+from openafm.framework.backends.adapter import resolve_adapter
 from openafm.framework.backends.image_details import NO_TEXT
+from openafm.framework.schema.copied_lines import copied_lines
 from openafm.reading.page import FILES
 from openafm.safety.guardrail import Allowed, Guardrail, Violation
 
@@ -124,6 +127,25 @@ def test_a_transcript_with_images_of_another_model_is_refused() -> None:
         session.respond_blocking("And now?")
 
 
+def test_an_installed_adapter_comes_before_that_of_the_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path))
+    bundle = open_bundle(SHIPPED)
+    assert bundle.pages_adapter is not None
+    assert resolve_adapter("pages", bundle).path == bundle.pages_adapter
+    installed = store.adapter_place("pages", bundle.signature)
+    shutil.copytree(bundle.pages_adapter, installed)
+    assert resolve_adapter("pages", bundle).path == installed
+
+
+def test_the_command_uses_the_adapter_for_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.png").write_bytes(page())
+    (tmp_path / "s.json").write_text(
+        '{"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}'
+    )
+    assert run(["respond", "Which event?", "--image", str(tmp_path / "a.png"), "--schema", str(tmp_path / "s.json")]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] in copied_lines(f"{MARKDOWN}\nWhich event?")
+
+
 def test_verification_finds_a_damaged_reader(tmp_path: Path) -> None:
     assert SHIPPED is not None
     bundle = open_bundle(shutil.copytree(SHIPPED, tmp_path / "nano"))
@@ -142,6 +164,8 @@ def test_the_command_prints_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     found = json.loads(capsys.readouterr().out)
     assert found["text"] == TEXT
     assert [line["text"] for line in found["lines"]] == TEXT.splitlines()
+    assert (found["width"], found["height"]) == (700, 500)
+    assert all(0 < line["left"] < line["right"] < 700 and 0 < line["y"] < 500 for line in found["lines"])
     (tmp_path / "b.png").write_bytes(b"no image")
     assert run(["read", str(tmp_path / "b.png"), str(tmp_path / "a.png")]) == 1
     out, error = capsys.readouterr()

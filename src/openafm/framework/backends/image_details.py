@@ -25,6 +25,11 @@ def image_modes(bundle: Bundle) -> tuple[ImageModeConfig, ...]:
     return config.image_modes if isinstance(config, MultimodalConfig) and bundle.template.can_take_images else ()
 
 
+def only_reads(bundle: Bundle) -> bool:
+    """Return whether a model gets the text of images from its reader of pages, and sees nothing else of them."""
+    return bundle.reader is not None and not image_modes(bundle)
+
+
 def chosen_mode(bundle: Bundle, detail: ImageDetail | None) -> ImageModeConfig:
     """Return the mode that a request chooses, by default the model's first one.
 
@@ -53,7 +58,7 @@ def image_part(bundle: Bundle, image: bytes, detail: ImageDetail | None = None) 
         ImagePromptError: the reader cannot take the image.
         PageReaderError: the reader is damaged.
     """
-    if image_modes(bundle) or bundle.reader is None:
+    if bundle.reader is None or not only_reads(bundle):
         num_tokens = num_tokens_of(image, chosen_mode(bundle, detail))
         return ImagePart(digest=hashlib.sha256(image).hexdigest(), num_tokens=num_tokens)
     try:
@@ -69,8 +74,7 @@ def fewest_image_tokens(bundle: Bundle, detail: ImageDetail | None) -> int:
     Raises:
         UnsupportedAttachmentError: the model does not support images, or not this detail.
     """
-    reads = not image_modes(bundle) and bundle.reader is not None
-    return 1 if reads else min(chosen_mode(bundle, detail).token_counts)
+    return 1 if only_reads(bundle) else min(chosen_mode(bundle, detail).token_counts)
 
 
 def num_tokens_of(image: bytes, mode: ImageModeConfig) -> int:

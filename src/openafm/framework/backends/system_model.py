@@ -21,6 +21,7 @@ from openafm.framework.backends.image_details import (
     image_part,
     in_known_modes,
     num_tokens_of,
+    only_reads,
 )
 from openafm.framework.backends.language_model import (
     Capability,
@@ -105,7 +106,7 @@ class SystemLanguageModel(LanguageModel):
         found = {
             Capability.GUIDED_GENERATION: True,
             Capability.TOOL_CALLING: bundle.template.can_call_tools,
-            Capability.VISION: bool(image_modes(bundle)) or bundle.reader is not None,
+            Capability.VISION: bool(image_modes(bundle)) or only_reads(bundle),
         }
         return frozenset(capability for capability, is_there in found.items() if is_there)
 

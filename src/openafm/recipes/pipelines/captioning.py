@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openafm.data.captions.captioner import EndlessAnswerError, ImageRequest, RefusedAnswerError
 from openafm.framework.backends.http_lines import EndpointTimeoutError
-from openafm.framework.backends.image_details import image_modes
+from openafm.framework.backends.image_details import only_reads
 from openafm.framework.backends.language_model import Capability, FinishReason, LanguageModel
 from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.framework.errors import (
@@ -35,8 +35,8 @@ class SessionCaptioner:
 
     def __init__(self, model: LanguageModel, *, temperature: float | None = None, seed: int | None = None) -> None:
         # A model with a reader of pages has vision, and sees nothing but letters.
-        only_reads = isinstance(model, SystemLanguageModel) and not image_modes(model.described())
-        if only_reads or Capability.VISION not in model.capabilities:
+        sees_letters = isinstance(model, SystemLanguageModel) and only_reads(model.described())
+        if sees_letters or Capability.VISION not in model.capabilities:
             raise UnsupportedCapabilityError(
                 f"the model {model.name} does not support images; pass an endpoint whose model does, as in --endpoint"
                 " http://localhost:8000/v1 --model NAME"
