@@ -47,6 +47,21 @@ def test_lines_of_a_turned_page(slope: float):
     assert all(14 < line.font_size < 26 for line in found)
 
 
+@pytest.mark.parametrize("slope", [-0.25, 0.0, 0.25])
+def test_a_turned_page_is_set_upright(slope: float):
+    """Two parts of a row are far from each other, and as high as each other in the end."""
+    letters = []
+    for number, (key, value) in enumerate(
+        (("Place:", "Oakland Library"), ("Starts at:", "18:15 sharp"), ("Day:", "January 11"))
+    ):
+        x, y = 150 - slope * 40 * number, 300 + 40 * number
+        letters += typed(key, x, y, slope=slope) + typed(value, x + 400, y + slope * 400, slope=slope)
+    places = {line.text: line.y for line in lines_of([letters])}
+    assert places["Place:"] == pytest.approx(places["Oakland Library"], abs=5)
+    assert places["Day:"] == pytest.approx(places["January 11"], abs=5)
+    assert places["Day:"] - places["Place:"] > 50
+
+
 @pytest.mark.parametrize("scale", [0.3, 1.0, 5.0])
 def test_perspective_gives_each_line_its_own_slope(scale: float):
     """The number of pixels of the page does not matter."""
