@@ -154,6 +154,18 @@ def test_pull_from_a_server(made: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert not list((data_home() / "downloads").glob("*/*"))
 
 
+def test_the_shipped_bundle_is_pulled_whole(tmp_path: Path) -> None:
+    """With its recovery adapter, its reader of pages and the adapter for them."""
+    shipped = shipped_bundle()
+    assert shipped is not None
+    with served(shipped, tmp_path / "key") as url:
+        pulled = pull_served(url, shipped.name, "mine")
+    for bundle in (pulled.bundle, pull_copy(str(shipped), "copied").bundle):
+        bundle.verify()
+        files = {file.relative_to(bundle.path): file.read_bytes() for file in bundle.path.rglob("*") if file.is_file()}
+        assert files == {file.relative_to(shipped): file.read_bytes() for file in shipped.rglob("*") if file.is_file()}
+
+
 def test_an_interrupted_pull_is_resumed(made: Path, tmp_path: Path) -> None:
     with served(made, tmp_path / "key") as url:
         bundle = open_bundle(made)
@@ -185,7 +197,9 @@ def test_another_key_and_changed_files_install_nothing(made: Path, tmp_path: Pat
         pull_served(url, made.name, "mine")
 
 
-@pytest.mark.parametrize("path", ["../x", "/etc/passwd", ".hidden", "model.bin", "recovery.fmadapter/../../x"])
+@pytest.mark.parametrize(
+    "path", ["../x", "/etc/passwd", ".hidden", "model.bin", "recovery.fmadapter/../../x", "reader/../x"]
+)
 def test_manifests_list_only_files_of_bundles(path: str) -> None:
     with pytest.raises(ConfigError):
         OfferedBundleFile(path=path, bytes=1, sha256="0" * 64)
