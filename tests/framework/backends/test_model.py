@@ -13,6 +13,7 @@ from tiny_bundles import tiny_recovery, write_tiny_bundle
 
 import openafm as fm
 from openafm.bundle import choose_model
+from openafm.bundle.store import shipped_bundle
 
 Reason = fm.SystemLanguageModelUnavailableReason
 
@@ -154,6 +155,17 @@ def test_a_recovery_adapter_changes_the_identity(tmp_path: Path) -> None:
     logits = [model.engine.step([(model.engine.new_sequence(), [1, 2, 3])])[0] for model in (plain, adapted)]
     assert not np.allclose(*logits)
     assert fm.SystemLanguageModel(bundle=recovered.path).load() is adapted
+
+
+def test_a_reader_of_pages_changes_the_identity(tmp_path: Path) -> None:
+    shipped = shipped_bundle()
+    assert shipped is not None
+    copied = shutil.copytree(shipped, tmp_path / "text", ignore=shutil.ignore_patterns("reader"))
+    text_model, reading_model = (fm.SystemLanguageModel(bundle=path) for path in (copied, shipped))
+    loaded = text_model.load()
+    assert loaded.bundle.signature == reading_model.load().bundle.signature
+    assert reading_model.load() is not loaded
+    assert reading_model.capabilities - text_model.capabilities == {fm.Capability.VISION}
 
 
 def test_a_damaged_recovery_adapter_is_reported_as_damage(tmp_path: Path) -> None:
