@@ -59,7 +59,7 @@ class Canvas:
     def __init__(self, width: int, height: int, background: Color = (255, 255, 255)) -> None:
         with needed("Drawing", "Pillow", "images"):
             from PIL import Image, ImageDraw
-        self.width, self.height = width, height
+        self.width, self.height, self.background = width, height, background
         self._image = Image.new("RGB", (width, height), background)
         self._draw = ImageDraw.Draw(self._image)
         self.regions: list[Region] = []

@@ -1,7 +1,7 @@
 """The encoder of the page reader (`openafm.reading`), which learns from drawings with boxes of words which letter is where.
 
 The report has no such model. The page reader makes views of several sides, of which one has the letters as large as in
-training. Half of the data are pages of random words.
+training. More than half of the data are pages of random words.
 """
 
 from __future__ import annotations
@@ -28,8 +28,16 @@ from openafm.training.schedules import WarmupCosine
 
 SIDES = {"micro": 160, "nano": 896}
 """Side of flyers and signs, which are also shown at a half and a quarter of it, in pixels."""
-WORD_PAGES = {"micro": WordsConfig(side=160, most_lines=4), "nano": WordsConfig(side=256, most_lines=8, smallest=12)}
-WEIGHTS = {"letters": 0.35, "half_letters": 0.12, "quarter_letters": 0.03, "word_letters": 0.5}
+WORD_PAGES = {
+    "micro": WordsConfig(side=160, most_lines=4),
+    "nano": WordsConfig(side=256, most_lines=8, smallest=12, paragraph_share=0.5),
+}
+SMALL_PAGES = {
+    "micro": WordsConfig(side=128, most_lines=4, paragraph_share=0.7),
+    "nano": WordsConfig(side=160, most_lines=6, smallest=8, paragraph_share=0.7),
+}
+"""Pages in small letters, which are enlarged to the side of the others, as the reader enlarges screenshots."""
+WEIGHTS = {"letters": 0.28, "half_letters": 0.1, "quarter_letters": 0.02, "word_letters": 0.35, "small_letters": 0.25}
 NUM_TOKENS = {"micro": 60_000, "nano": 20_000_000}
 PRECISIONS: dict[str, PrecisionConfig] = {"micro": Float32Config(), "nano": DevicePrecisionConfig()}
 ROW_TOKENS = {"micro": 1024, "nano": 2048}
@@ -44,15 +52,14 @@ RANDOM_SHARE = 0.6
 def letters(size: str) -> RunConfig:
     """Train the encoder of the page reader on drawn flyers, signs and words in English."""
     side, row, page = SIDES[size], ROW_TOKENS[size], WORD_PAGES[size]
-    words = _corpus("word_letters", size, page.side)
-    count = 2 * len(KINDS) * words.drawing.count
     return RunConfig(
         recipe="vision.letters",
         corpora=(
             _corpus("letters", size, side),
             _corpus("half_letters", size, side // 2),
             _corpus("quarter_letters", size, side // 4),
-            replace(words, drawing=replace(words.drawing, generators=(page,), count=count)),
+            _word_corpus("word_letters", size, page.side, page),
+            _word_corpus("small_letters", size, page.side, SMALL_PAGES[size]),
             _corpus("held_out_letters", size, side, held_out=True),
         ),
         tokenizer=TokenizerConfig(vocab_size=VOCABULARY, spaces="apart"),
@@ -81,3 +88,10 @@ def _corpus(name: str, size: str, side: int, *, held_out: bool = False) -> Drawn
         for each in corpus.drawing.generators
     )
     return replace(corpus, drawing=replace(corpus.drawing, generators=generators, languages=("en",)))
+
+
+def _word_corpus(name: str, size: str, side: int, page: WordsConfig) -> DrawnCorpusConfig:
+    """Return the letters of as many pages of random words as there are flyers and signs, in views of this side."""
+    corpus = _corpus(name, size, side)
+    count = len(KINDS) * corpus.drawing.count
+    return replace(corpus, drawing=replace(corpus.drawing, generators=(page,), count=count))

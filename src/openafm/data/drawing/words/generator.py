@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections.abc import Sequence
 
 from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
-from openafm.data.drawing.camera import draw_condition, shoot
+from openafm.data.drawing.camera import CONDITIONS, Condition, draw_condition, shoot
 from openafm.data.drawing.canvas import Canvas, LeavesCanvasError, text_width
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.flyers.sheet import Palette, draw_palette
-from openafm.data.drawing.fonts import Font, fonts_for
+from openafm.data.drawing.fonts import Font, Style, fonts_for
 from openafm.data.drawing.recheck import ink_errors, transcription_errors
 from openafm.data.drawing.words.config import WordsConfig
+from openafm.data.drawing.words.paragraphs import draw_colors, draw_paragraph
+from openafm.data.drawing.words.texts import random_letters, random_number, random_word
 from openafm.data.images.documents import Question
-from openafm.data.synthetic.calendar import draw_reference_day
-from openafm.data.synthetic.tasks.messages import draw_message, draw_other_message
 from openafm.data.synthetic.text_files.posters import poster_texts
 
 _TRIES = 40
 _LARGEST = 44
+_LINES_OF_SIDE = 10
+"""The largest letters of paragraphs are so many times smaller than the side."""
 _MARGIN = 4
-_MOST_WORDS, _MOST_LETTERS = 4, 9
+_MOST_WORDS = 4
 _KINDS = {"letters": 0.5, "word": 0.25, "number": 0.25}
-_NUMBERS = ("#", "##", "####", "#:##", "##:##", "#.##", "$##", "€#,##", "##/##", "##.##.####", "####-##-##", "##%", "(###)")
-_MARKS = ".,:;!?"
-_NUM_MESSAGES = 300
+_FILES = tuple(condition for condition in CONDITIONS.values() if not condition.camera)
+_FILE_SHARE, _TEXT_SHARE = 0.7, 0.6
+"""Shares of the pages of paragraphs that are files, and in fonts for text."""
+_TEXT_STYLES: tuple[Style, ...] = ("sans", "serif", "mono")
 
 
 class WordsGenerator(Generator):
@@ -38,8 +40,9 @@ class WordsGenerator(Generator):
 
     def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
         for _ in range(_TRIES):
+            is_paragraph = rng.random() < self._config.paragraph_share
             try:
-                return self._page(rng, language, split)
+                return (self._paragraph if is_paragraph else self._page)(rng, language, split)
             except LeavesCanvasError:
                 continue  # a letter reaches over the edge
         raise DrawingFailedError(f"no page in '{language}' that holds its letters, after {_TRIES} attempts")
@@ -51,7 +54,7 @@ class WordsGenerator(Generator):
         lines: list[str] = []
         for _ in range(_TRIES):
             font = rng.choice(fonts)
-            size = max(_draw_size(rng, self._config), font.smallest)
+            size = max(_draw_size(rng, self._config, min(_LARGEST, self._config.side / 4)), font.smallest)
             if len(lines) == num_lines or y + 1.6 * size > self._config.side:
                 break
             if line := _put_line(canvas, rng, y, font, size, palette, _draw_words(rng, language, split)):
@@ -59,11 +62,24 @@ class WordsGenerator(Generator):
                 y += size * rng.uniform(1.5, 2.2)
         if not lines:
             raise DrawingFailedError(f"no line in '{language}' that a font has, after {_TRIES} attempts")
-        return self._photographed(canvas, lines, rng, language, split)
+        return self._photographed(canvas, lines, rng, language, split, draw_condition(rng, split))
 
-    def _photographed(self, canvas: Canvas, lines: Sequence[str], rng: random.Random, language: str, split: Split) -> Drawn:
+    def _paragraph(self, rng: random.Random, language: str, split: Split) -> Drawn:
+        paper, ink = draw_colors(rng)
+        canvas, font = Canvas(self._config.side, self._config.side, paper), _draw_font(rng, language, split)
+        size = max(_draw_size(rng, self._config, self._config.side / _LINES_OF_SIDE), font.smallest)
+        lines = draw_paragraph(canvas, rng, language, split, font, size, ink)
+        if not lines:
+            raise LeavesCanvasError("no word fits")
+        files = [each for each in _FILES if each.split == split]
+        condition = rng.choice(files) if rng.random() < _FILE_SHARE else draw_condition(rng, split)
+        return self._photographed(canvas, lines, rng, language, split, condition)
+
+    def _photographed(
+        self, canvas: Canvas, lines: Sequence[str], rng: random.Random, language: str, split: Split, condition: Condition
+    ) -> Drawn:
         words, transcription = list(canvas.regions), "\n".join(lines)
-        shot = shoot(canvas.image(), words, rng, draw_condition(rng, split), protected=range(len(words)))
+        shot = shoot(canvas.image(), words, rng, condition, protected=range(len(words)))
         ask = poster_texts(language, split).draw(rng, "ask.transcribe")
         return Drawn(
             kind="words",
@@ -95,39 +111,26 @@ def _put_line(
     return line
 
 
-def _draw_size(rng: random.Random, config: WordsConfig) -> int:
+def _draw_font(rng: random.Random, language: str, split: Split) -> Font:
+    """Return a font, more often one for text; as many with letters of one width as with serifs."""
+    fonts, style = fonts_for(language, split=split), rng.choice(_TEXT_STYLES)
+    of_style = [font for font in fonts if font.kind == style]
+    return rng.choice(of_style if of_style and rng.random() < _TEXT_SHARE else fonts)
+
+
+def _draw_size(rng: random.Random, config: WordsConfig, largest: float) -> int:
     """Small letters are as frequent as in scaled pages: the size is uniform in its logarithm."""
-    largest: float = max(min(_LARGEST, config.side / 4), config.smallest)
-    return round(config.smallest * math.pow(largest / config.smallest, rng.random()))
+    return round(config.smallest * math.pow(max(largest / config.smallest, 1.0), rng.random()))
 
 
 def _draw_words(rng: random.Random, language: str, split: Split) -> list[str]:
-    alphabet, vocabulary = _language_of(language, split)
     words = []
     for kind in rng.choices(tuple(_KINDS), tuple(_KINDS.values()), k=rng.randint(1, _MOST_WORDS)):
         match kind:
             case "letters":
-                words.append(_styled(rng, "".join(rng.choices(alphabet, k=rng.randint(1, _MOST_LETTERS)))))
+                words.append(random_letters(rng, language, split))
             case "word":
-                words.append(_styled(rng, rng.choice(vocabulary)))
+                words.append(random_word(rng, language, split))
             case "number":
-                digits = (str(rng.randrange(10)) if char == "#" else char for char in rng.choice(_NUMBERS))
-                words.append("".join(digits))
+                words.append(random_number(rng))
     return words
-
-
-def _styled(rng: random.Random, word: str) -> str:
-    mark = rng.choice(_MARKS) if rng.random() < 0.1 else ""
-    return rng.choice((str, str, str.capitalize, str.upper))(word) + mark
-
-
-@functools.cache
-def _language_of(language: str, split: Split) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the letters and the words of messages in a language."""
-    rng, frames = random.Random(f"{language}:{split}"), poster_texts(language, split).frames
-    messages = (
-        rng.choice((draw_message, draw_other_message))(rng, frames, draw_reference_day(rng)) for _ in range(_NUM_MESSAGES)
-    )
-    words = {word for message in messages for word in message.text.split()}
-    letters = {char.lower() for word in words for char in word if char.isalpha() and len(char.lower()) == 1}
-    return tuple(sorted(letters)), tuple(sorted(word for word in words if word.isalpha() and len(word) <= 2 * _MOST_LETTERS))
