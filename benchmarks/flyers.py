@@ -11,7 +11,9 @@ Contestants read the same English flyers. A field is right if it equals the trut
     fields                  our model with the image
 
 `fields_exact_clean` and `tesseract_regex_exact_clean` count flyers that no camera was simulated for. `line_errors` are the
-character errors of the lines of the text, each compared with the nearest line that was read.
+character errors of the lines of the text, each compared with the nearest line that was read. `refused_absent` is the share
+of held-out signs, which announce no event, that our model answers with null where the schema allows for it, and
+`refused_present` that of the flyers with the same schema.
 
     python benchmarks/flyers.py [--bundle NAME] [--adapter NAME] [--image-detail MODE] [--first N] [--count N] [--quick]
                                 [--json]
@@ -26,6 +28,7 @@ import datetime
 import functools
 import json
 import os
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -35,16 +38,18 @@ from typing import Any, get_args
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
-from shared.edit_distance import edits
 from shared.reporting import benchmark_parser, hand_in
 
 import openafm as fm
 from openafm.bundle import open_bundle, shipped_bundle
 from openafm.bundle.files import PAGES_ADAPTER
+from openafm.core.edit_distance import edits
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.generators import generator_config
-from openafm.data.synthetic import EVENT_SCHEMA
+from openafm.data.synthetic import EVENT_SCHEMA, reference_week
+from openafm.data.synthetic.calendar import draw_reference_day
+from openafm.data.synthetic.schemas import nullable
 from openafm.evaluation.event_baselines import constant_event
 from openafm.evaluation.events import FIELDS
 from openafm.evaluation.flyer_baseline import ReadLine, flyer_event, read_lines
@@ -63,23 +68,27 @@ CLEAN = "reencoded"
 MAX_TOKENS = 120
 REQUEST = "Put this in my calendar"
 
-Contestant = Callable[[Drawn], Mapping[str, Any]]
+Contestant = Callable[[Drawn], Mapping[str, Any] | None]
 
 
 def asked(drawn: Drawn) -> str:
-    """Return the question for the event of a flyer, with the reference day."""
-    return next(question.question for question in drawn.questions if question.kind == "event")
+    """Return the question for the event of a flyer, with the reference day; of a sign, with some day."""
+    found = (question.question for question in drawn.questions if question.kind == "event")
+    return next(found, "") or f"Extract the event. {reference_week(draw_reference_day(random.Random(drawn.transcription)))}"
 
 
 def asked_model(
-    model: fm.SystemLanguageModel, part: Callable[[Drawn], fm.Image | str | None], detail: ImageDetail | None = None
+    model: fm.SystemLanguageModel,
+    part: Callable[[Drawn], fm.Image | str | None],
+    detail: ImageDetail | None = None,
+    schema: Mapping[str, Any] = EVENT_SCHEMA,
 ) -> Contestant:
     """Return our model: it gets a part of the flyer, the question for the event, and the schema of events.
 
     Of text, strings are whole lines.
     """
 
-    def read(drawn: Drawn) -> Mapping[str, Any]:
+    def read(drawn: Drawn) -> Mapping[str, Any] | None:
         seen = part(drawn)
         options = fm.GenerationOptions(
             sampling=fm.SamplingMode.greedy(),
@@ -90,11 +99,11 @@ def asked_model(
         try:
             session = LanguageModelSession(asked(drawn), model)
             prompt = Prompt(*(() if seen is None else (seen,)), REQUEST)
-            content = session.respond_blocking(prompt, json_schema=dict(EVENT_SCHEMA), options=options)
+            content = session.respond_blocking(prompt, json_schema=dict(schema), options=options)
         except (DecodingFailureError, fm.ExceededContextWindowSizeError):
             return {}
         event = json.loads(content.to_json())
-        assert isinstance(event, dict)
+        assert event is None or isinstance(event, dict)
         return event
 
     return read
@@ -134,6 +143,14 @@ def compact(value: object) -> str:
     return "".join(str(value).split()).casefold()
 
 
+def refusals(model: fm.SystemLanguageModel, numbers: range, kind: str, detail: ImageDetail | None) -> float:
+    """Return the share of drawings of a kind in which a model finds no event."""
+    read = asked_model(model, lambda drawn: fm.Image(drawn.images[0].data), detail, nullable(EVENT_SCHEMA))
+    generator = generator_config(kind).build()
+    refused = [read(draw_document(generator, kind, "en", "held_out", SEED, number)) is None for number in numbers]
+    return round(sum(refused) / len(refused), 4)
+
+
 def measure(model: fm.SystemLanguageModel, numbers: range, detail: ImageDetail | None) -> dict[str, Any]:
     generator = generator_config("flyers").build()
     flyers = [draw_document(generator, "flyers", "en", "held_out", SEED, number) for number in numbers]
@@ -159,7 +176,7 @@ def measure(model: fm.SystemLanguageModel, numbers: range, detail: ImageDetail |
         for name, read in readers.items():
             errors[name] += line_errors(drawn, read(drawn))
         for name, contestant in contestants.items():
-            found = contestant(drawn)
+            found = contestant(drawn) or {}
             for field in FIELDS:
                 is_right = compact(found.get(field, "")) == compact(truth[field])
                 right[name][drawn.metadata["condition"]].append(is_right)
@@ -170,6 +187,10 @@ def measure(model: fm.SystemLanguageModel, numbers: range, detail: ImageDetail |
         figures[f"{name}_exact"] = round(sum(everything) / len(everything), 4)
         if CLEAN in conditions:
             figures[f"{name}_exact_clean"] = round(sum(conditions[CLEAN]) / len(conditions[CLEAN]), 4)
+    few = numbers[: max(len(numbers) // 3, 1)]
+    figures["refused_absent"], figures["refused_present"] = (
+        refusals(model, few, kind, detail) for kind in ("signs", "flyers")
+    )
     for name, (wrong, characters) in errors.items():
         figures[name] = round(float(wrong / characters), 4)
     return {

@@ -19,9 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_THREAD_LIMIT", "1")  # of tesseract; more threads are slower on small images
 
-from shared.edit_distance import edits
 from shared.reporting import benchmark_parser, hand_in
 
+from openafm.core.edit_distance import edits
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.evaluation import SEED

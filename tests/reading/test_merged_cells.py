@@ -51,8 +51,9 @@ def test_a_cell_takes_first_from_the_neighbor_with_the_same_letter():
     assert sorted(letter.character for letter in letters_of_view(view(cells), PAGE)) == ["a", "b"]
 
 
-def test_half_a_letter_is_none():
-    assert letters_of_view(view({(2, 5): {"a": 0.3}, (2, 6): {"a": 0.15}}), PAGE) == []
+def test_a_sixth_of_a_letter_is_none():
+    assert letters_of_view(view({(2, 5): {"a": 0.11}, (2, 6): {"a": 0.03}}), PAGE) == []
+    assert len(letters_of_view(view({(2, 5): {"a": 0.11}, (2, 6): {"a": 0.05}}), PAGE)) == 1
 
 
 def test_classes_without_a_character():

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.models.vision.letters import CELL, NO_LETTER, NUM_CLASSES, OTHER, SPACE
+from openafm.models.vision.letters import CELL, CHARACTERS, NO_LETTER, NUM_CLASSES
 
 LEAST_CELL = 0.1
 """Cells with a lower probability of a letter start none."""
-LEAST_LETTER = 0.5
-"""Probability of a letter, summed over its cells."""
+LEAST_LETTER = 0.15
+"""Probability of a letter, summed over its cells. The spelling of a line decides about unlikely ones."""
 MOST_LETTERS = 4_000
 """Letters of a view: those of a full page. A picture of noise would have ten times as many."""
 _NEIGHBORS = [(row, column) for row in (-1, 0, 1) for column in (-1, 0, 1) if (row, column) != (0, 0)]
@@ -44,8 +44,7 @@ class Letter:
     @property
     def character(self) -> str:
         """The likeliest character; a space for the gap between two words."""
-        found = int(self.classes_K.argmax())
-        return " " if found in (NO_LETTER, SPACE) else "?" if found == OTHER else chr(ord("!") + found - 1)
+        return CHARACTERS[int(self.classes_K.argmax())]
 
 
 def letters_of_view(probabilities_RCK: NDArray[np.float32], page: tuple[float, float]) -> list[Letter]:

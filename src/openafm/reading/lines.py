@@ -16,8 +16,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.models.vision.letters import SIZES, usual_width
+from openafm.models.vision.letters import NUM_CLASSES, SIZES, SPACE, usual_width
 from openafm.reading.letters import Letter
+from openafm.reading.spelling import Spelling
 
 WIDEST_LINK = 24.0
 """Pixels of a view from a letter to the next of its line: the largest font has 30 pixels, and spaces are letters too."""
@@ -27,6 +28,9 @@ _LOOSE, _TIGHT = 9.5, 9.0  # pixels of a view that neighbors may differ in heigh
 _STEEPEST = 0.4
 _USUAL_WIDTH = 0.52  # of a letter, in sizes of the font
 _NARROWEST_SPACE, _WIDEST_GAP = 0.42, 0.95  # between two letters, beside their usual widths, in sizes of the font
+_LEAST_LONE = 0.8  # probability of a letter that is a line by itself
+_SPACE_PROBABILITY = 0.7  # of one between letters that are so far apart
+_SPACE_K = np.eye(NUM_CLASSES, dtype=np.float32)[SPACE]
 _OVERLAP, _SAME_OVERLAP = 0.5, 0.6  # different and equal letters nearer than this share of their usual distance are one
 _FEWEST = 4  # letters of a run whose slope counts
 _FARTHEST, _FEWEST_RUNS = 0.12, 5  # from the usual slope; runs for a slope that is not the same everywhere
@@ -47,13 +51,14 @@ class TextLine:
     probability: float
 
 
-def lines_of(views: Sequence[Sequence[Letter]]) -> list[TextLine]:
-    """Return the lines of a page from the letters of its views, in no order."""
+def lines_of(views: Sequence[Sequence[Letter]], spelling: Spelling | None = None) -> list[TextLine]:
+    """Return the lines of a page from the letters of its views, in no order; by default without n-grams."""
+    spelling = spelling or Spelling()
     first = _without_doubles([run for view in views for run in _runs(view, _LOOSE, _STEEPEST)])
     slope = Slope.of(first)
     upright = [[replace(letter, y=slope.upright(letter.x, letter.y)) for letter in view] for view in views]
     runs = _without_doubles([run for view in upright for run in _runs(view, _TIGHT, 0.0)])
-    return [line for run in runs for line in _lines(run)]
+    return [line for run in runs for line in _lines(run, spelling)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,25 +149,28 @@ def _sureness(run: Sequence[Letter]) -> float:
     return sum(letter.probability * float(letter.classes_K.max()) ** 2 for letter in run)
 
 
-def _lines(run: Sequence[Letter]) -> Iterator[TextLine]:
+def _lines(run: Sequence[Letter], spelling: Spelling) -> Iterator[TextLine]:
     """Yield the lines of a run, which is divided where two letters are far apart."""
     steps = [after.x - before.x for before, after in pairwise(run)]
     unit = run[0].unit
     font_size = median(steps) / _USUAL_WIDTH if len(steps) > 2 else 18.0 * unit
     font_size = min(max(font_size, SIZES[0] * unit), SIZES[1] * unit)
     part: list[Letter] = []
-    text = ""
     for letter in _without_close(run, font_size):
         if part:
             apart = (letter.x - part[-1].x) / font_size - _room(part[-1], letter)
             if apart > _WIDEST_GAP:
-                yield from _line(part, text, font_size)
-                part, text = [], ""
+                yield from _line(part, font_size, spelling)
+                part = []
             elif apart > _NARROWEST_SPACE and " " not in (part[-1].character, letter.character):
-                text += " "
+                part.append(_space(part[-1], letter))
         part.append(letter)
-        text += letter.character
-    yield from _line(part, text, font_size)
+    yield from _line(part, font_size, spelling)
+
+
+def _space(before: Letter, after: Letter) -> Letter:
+    """Return the space between two letters that are far apart."""
+    return replace(before, x=(before.x + after.x) / 2, probability=_SPACE_PROBABILITY, classes_K=_SPACE_K)
 
 
 def _without_close(run: Sequence[Letter], font_size: float) -> list[Letter]:
@@ -185,8 +193,10 @@ def _room(before: Letter, after: Letter) -> float:
     return _USUAL_WIDTH * (usual_width(before.character) + usual_width(after.character)) / 2
 
 
-def _line(part: Sequence[Letter], text: str, font_size: float) -> Iterator[TextLine]:
-    if text.strip() and not (len(part) == 1 and text in STROKES):
+def _line(part: Sequence[Letter], font_size: float, spelling: Spelling) -> Iterator[TextLine]:
+    text = spelling.text(part)
+    is_mark = len(part) == 1 and (text in STROKES or part[0].probability < _LEAST_LONE)
+    if text.strip() and not is_mark:
         yield TextLine(
             text=" ".join(text.split()),
             left=min(letter.x for letter in part),

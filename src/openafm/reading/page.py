@@ -39,6 +39,7 @@ from openafm.models.vision.letters import CELL, NUM_CLASSES
 from openafm.reading.letters import letters_of_view
 from openafm.reading.lines import TextLine, lines_of
 from openafm.reading.order import in_reading_order
+from openafm.reading.spelling import Spelling
 
 SIDES = {"high": (1120, 4), "balanced": (1120, 2), "rapid": (896, 1)}
 """By resolution mode, the side of the square that has as many pixels as the sharpest view, and the number of views in which
@@ -46,6 +47,7 @@ the side halves."""
 DEFAULT_DETAIL: ImageDetail = "high"
 _SMALLEST = 0.125  # view, as a share of the side of the sharpest one
 FILES = ("reader.json", "reader.safetensors")
+_GRAMS, _COUNTS = "spelling.grams", "spelling.counts"
 _LARGEST_SCALE = 3.0
 _KEPT_PAGES = 16
 _HEADING, _USUAL = 0.65, 1.25  # a heading has so much of the largest size, and of the usual size
@@ -94,18 +96,25 @@ class PageReader:
 
     Args:
         weights: arrays of fp16 or fp32: `vision.stem.convolutions.*` of the encoder and `letters.weight`, `letters.bias`.
+        spelling: n-grams of the language of the pages; by default none.
 
     Raises:
         PageReaderError: the weights do not fit the config.
     """
 
     def __init__(
-        self, config: PageReaderConfig, weights: Mapping[str, NDArray[Any]], num_threads: int = 1, kernels: str | None = None
+        self,
+        config: PageReaderConfig,
+        weights: Mapping[str, NDArray[Any]],
+        spelling: Spelling | None = None,
+        *,
+        num_threads: int = 1,
+        kernels: str | None = None,
     ) -> None:
         from openafm.runtime.native.vision_parts import TowerParts
         from openafm.runtime.native.vision_stem import fold_normalization
 
-        self.config = config
+        self.config, self._spelling = config, spelling
         copies = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in weights.items()}
         found = {name: tensor.shape for name, tensor in weights.items() if tensor.dtype in (np.float16, np.float32)}
         expected = _shapes(config.vision)
@@ -139,7 +148,7 @@ class PageReader:
     def _read(self, image: bytes, detail: ImageDetail) -> Page:
         views, (width, height) = self._views(image, detail)
         letters = [letters_of_view(self.probabilities(view_YXC), (width, height)) for view_YXC in views]
-        return Page(width=width, height=height, lines=tuple(in_reading_order(lines_of(letters))))
+        return Page(width=width, height=height, lines=tuple(in_reading_order(lines_of(letters, self._spelling))))
 
     def probabilities(self, view_YXC: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the probabilities of the classes in the cells of a view, [R, C, K]."""
@@ -202,7 +211,9 @@ def _loaded(folder: Path, changed: tuple[int, ...]) -> PageReader:
         config = from_dict(PageReaderConfig, json.loads(documents[0]))
         if hashlib.sha256(documents[1]).hexdigest() != config.digest:
             raise ValueError(f"{FILES[1]} is not the file of {FILES[0]}")
-        return PageReader(config, load(documents[1]))
+        tensors = load(documents[1])
+        spelling = Spelling(grams_N=tensors.pop(_GRAMS), counts_N=tensors.pop(_COUNTS))
+        return PageReader(config, tensors, spelling)
     except (SafetensorError, ConfigError, ValueError, KeyError, RecursionError) as error:
         raise PageReaderError(f"{folder}: the reader of pages is damaged: {error}; restore it") from error
 
@@ -227,12 +238,13 @@ def reader_parts(bundle: Bundle) -> tuple[PageReaderConfig, dict[str, NDArray[An
     return PageReaderConfig(vision=model.vision), dict(bundle.tensors())
 
 
-def write_reader(bundle: Bundle, folder: Path) -> None:
-    """Write the reader of a bundle of `vision.letters` into a folder, in fp16."""
+def write_reader(bundle: Bundle, folder: Path, spelling: Spelling) -> None:
+    """Write the reader of a bundle of `vision.letters` into a folder: weights in fp16, and n-grams."""
     from safetensors.numpy import save
 
     config, weights = reader_parts(bundle)
-    data = save({name: np.ascontiguousarray(tensor, np.float16) for name, tensor in sorted(weights.items())})
+    tensors = {name: np.ascontiguousarray(tensor, np.float16) for name, tensor in sorted(weights.items())}
+    data = save(tensors | {_GRAMS: spelling.grams_N, _COUNTS: spelling.counts_N})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILES[1]).write_bytes(data)
     text = dump(replace(config, digest=hashlib.sha256(data).hexdigest()))

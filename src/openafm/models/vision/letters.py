@@ -12,6 +12,8 @@ OTHER = _LAST - _FIRST + 2
 SPACE = OTHER + 1
 """The class of the middle of the gap between two words of a line."""
 NUM_CLASSES = SPACE + 1
+CHARACTERS = (" ", *map(chr, range(_FIRST, _LAST + 1)), "?", " ")
+"""The character of each class; of no letter, and of the gap between two words, a space."""
 SIZES = (11.0, 30.0)
 """Font sizes in pixels of a view, from the first to below the second, whose letters the view has. Smaller views of the same
 image have its larger letters (`openafm.reading`)."""

@@ -1,10 +1,11 @@
-"""Conversations about flyers, as a text model sees them: what a reader of pages finds, and the event.
+"""Conversations about flyers and signs, as a text model sees them: what a reader of pages finds, and the event or none.
 
-    python -m openafm.recipes.shipping.pages --reader BUNDLE --out pages.jsonl --eval held_out.jsonl
+    python -m openafm.recipes.shipping.pages --reader FOLDER --out pages.jsonl --eval held_out.jsonl
     openafm adapter train --base nano --data pages.jsonl --eval held_out.jsonl --name pages
 
 Other flyers than for the reader are drawn, in the designs, fonts and conditions of training. Their text has the errors of
-the reader, so an adapter learns which lines matter and what a wrong letter may be.
+the reader. Titles and places of the answers are the lines of this text that are nearest to the true ones, as
+`GenerationOptions.copies_lines` writes them: an adapter learns which lines matter, and not to guess what they should be.
 """
 
 from __future__ import annotations
@@ -12,50 +13,79 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openafm.bundle import open_bundle
+from openafm.core.edit_distance import edits
 from openafm.core.progress import progress
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.corpus import draw_document
 from openafm.data.drawing.flyers import FlyersConfig
-from openafm.data.synthetic import EVENT_SCHEMA
+from openafm.data.drawing.signs import SignsConfig
+from openafm.data.synthetic import EVENT_SCHEMA, reference_week
+from openafm.data.synthetic.calendar import draw_reference_day
+from openafm.data.synthetic.schemas import nullable
+from openafm.framework.schema.copied_lines import copied_lines
 from openafm.models.vision.image_modes import Mode
-from openafm.reading.page import PageReader, reader_of
+from openafm.reading.page import PageReader, open_reader
 
 SEED = 20261129  # other flyers than those of `vision.letters`
-RANDOM_SHARE = 0.3
+RANDOM_SHARE = 0.2
+SIGNS_SHARE, NULLABLE_SHARE = 0.12, 0.3
+"""Shares of signs, which announce no event, and of flyers whose schema allows for none."""
 HELD_OUT = 100
-DETAIL: Mode = "high"
+DETAILS: tuple[Mode, ...] = ("high", "balanced", "balanced")
+MOST_ERRORS = 1 / 3
+"""Of the characters of a title or a place; with more it was not read."""
 _REQUESTS = ("Extract the event.", "Put this in my calendar", "Add this event to my calendar", "What event is this?")
 
 
 def conversations(reader: PageReader, numbers: range, languages: tuple[str, ...] = ("en",)) -> Iterator[dict[str, Any]]:
-    """Yield a conversation about each flyer, in the format of fine-tuning."""
-    generator = FlyersConfig(random_share=RANDOM_SHARE).build()
+    """Yield a conversation about each flyer whose title was read, and about signs, in the format of fine-tuning."""
+    flyers, signs = FlyersConfig(random_share=RANDOM_SHARE).build(), SignsConfig().build()
     with progress("read flyers", len(numbers)) as bar:
         for count, number in enumerate(numbers, start=1):
-            drawn = draw_document(generator, "flyers", languages[number % len(languages)], "train", SEED, number)
-            text = reader.read(drawn.images[0].data, DETAIL).markdown
-            if text:
-                yield _conversation(drawn, text, random.Random(f"{SEED}:{number}"))
-            bar.update(count, f"{count:,} flyers")
+            rng, language = random.Random(f"{SEED}:{number}"), languages[number % len(languages)]
+            is_sign = rng.random() < SIGNS_SHARE
+            kind = "signs" if is_sign else "flyers"
+            drawn = draw_document(signs if is_sign else flyers, kind, language, "train", SEED, number)
+            text = reader.read(drawn.images[0].data, rng.choice(DETAILS)).markdown
+            event = None if is_sign else _read_event(json.loads(drawn.metadata["event"]), text)
+            if text and (is_sign or event):
+                yield _conversation(_question(drawn, rng), text, event, rng)
+            bar.update(count, f"{count:,} pages")
 
 
-def _conversation(drawn: Drawn, text: str, rng: random.Random) -> dict[str, Any]:
+def _read_event(event: Mapping[str, str], text: str) -> dict[str, str] | None:
+    """Return the event with the lines of a text that are nearest to its title and place; None if the title is in none."""
+    lines, found = copied_lines(text), dict(event)
+    for field in ("title", "location"):
+        true = event[field].casefold()
+        nearest = min(lines, key=lambda line: edits(true, line.casefold()), default="")
+        if edits(true, nearest.casefold()) <= MOST_ERRORS * len(true):
+            found[field] = nearest
+        else:
+            del found[field]
+    return found if "title" in found else None
+
+
+def _question(drawn: Drawn, rng: random.Random) -> str:
+    """Return the question for an event: that of the flyer, or of a week without a flyer."""
+    asked = next((question.question for question in drawn.questions if question.kind == "event"), None)
+    return asked or f"Extract the event. {reference_week(draw_reference_day(rng))}"
+
+
+def _conversation(asked: str, text: str, event: Mapping[str, str] | None, rng: random.Random) -> dict[str, Any]:
     """Return a conversation: the week in the instructions or after the page, with and without another request."""
-    asked = next(question.question for question in drawn.questions if question.kind == "event")
-    event, request = json.loads(drawn.metadata["event"]), rng.choice(_REQUESTS)
-    form = rng.random()
+    request, form = rng.choice(_REQUESTS), rng.random()
     if form < 0.4:
         system, user = asked, text
     elif form < 0.7:
         system, user = asked.removeprefix("Extract the event. "), f"{text}\n{request}"
     else:
         system, user = "", f"{text}\n{asked}"
-    schema = dict(EVENT_SCHEMA)
+    schema = nullable(EVENT_SCHEMA) if event is None or rng.random() < NULLABLE_SHARE else dict(EVENT_SCHEMA)
     return {
         "messages": [
             *([{"role": "system", "content": system}] if system else []),
@@ -74,13 +104,13 @@ def _write(path: Path, rows: Iterator[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reader", required=True, help="a bundle of vision.letters")
+    parser.add_argument("--reader", type=Path, required=True, help="folder of a reader of pages")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--eval", type=Path, required=True)
     parser.add_argument("--count", type=int, default=3_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first flyer, to divide the work")
     options = parser.parse_args()
-    reader = reader_of(open_bundle(options.reader))
+    reader = open_reader(options.reader)
     _write(options.eval, conversations(reader, range(options.first, options.first + HELD_OUT)))
     _write(options.out, conversations(reader, range(options.first + HELD_OUT, options.first + HELD_OUT + options.count)))
 

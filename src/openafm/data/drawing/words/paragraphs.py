@@ -14,6 +14,8 @@ _MARGIN = 3
 _KINDS = {"word": 0.5, "letters": 0.25, "code": 0.15, "number": 0.1}
 _INDENTED, _SHORT, _UNDERLINED = 0.15, 0.15, 0.06
 _LEADING = (1.2, 1.7)
+_MOST_LETTERS = 600
+"""Letters of a page, so that its document fits into a row of training."""
 _GRAYS = {"white": 0.55, "dark": 0.2, "colored": 0.25}
 _LINKS = ((0, 0, 238), (0, 102, 204), (170, 30, 30), (20, 110, 60))
 
@@ -25,10 +27,14 @@ def draw_paragraph(
     left, room = _MARGIN + size / 3, canvas.width - 2 * _MARGIN - size
     step, y = size * rng.uniform(*_LEADING), _MARGIN + 0.9 * size
     lines: list[str] = []
+    num_letters = 0
     while y + 0.9 * size + _MARGIN < canvas.height:
         indent = 1.5 * size if rng.random() < _INDENTED else 0.0
         width = (room - indent) * (rng.uniform(0.2, 1.0) if rng.random() < _SHORT else 1.0)
-        if line := _fitting(rng, language, split, font, size, width):
+        line = _fitting(rng, language, split, font, size, width)
+        if num_letters + len(line) > _MOST_LETTERS:
+            break
+        if line:
             is_link = rng.random() < _UNDERLINED
             color = rng.choice(_LINKS) if is_link and min(canvas.background) > 128 else ink
             canvas.text(left + indent, y, line, font, size, color, anchor="lm")
@@ -37,6 +43,7 @@ def draw_paragraph(
                 right = left + indent + text_width(line, font, size)
                 canvas.line([(left + indent, below), (right, below)], color, max(1, size // 14))
             lines.append(line)
+        num_letters += len(line)
         y += step
     return lines
 
