@@ -303,6 +303,8 @@ def test_the_text_of_images_is_read_and_their_number_is_limited(client: openai.O
 
     question = {"type": "text", "text": "Which room?"}
     assert prompt_tokens(image(42), question) == prompt_tokens({"type": "text", "text": "Room 42\nWhich room?"})
+    asked = {"role": "user", "content": [image(42), question]}
+    assert ask(client, [asked], "nano:pages", max_tokens=1).model == "nano:pages"  # with the adapter of the bundle
     with pytest.raises(openai.BadRequestError, match="at most 8"):
         prompt_tokens(*map(image, range(9)))
 

@@ -49,5 +49,5 @@ def test_detokenize_inverts_tokenize(client: openai.OpenAI) -> None:
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["nano", "tiny"]
+    assert [model.id for model in client.models.list()] == ["nano", "nano:pages", "tiny"]
     assert client.models.retrieve("nano:latest").id == "nano"

@@ -68,7 +68,8 @@ def test_ollama_tools_and_their_outputs(url: str) -> None:
 
 
 def test_ollama_models(url: str) -> None:
-    assert [model["name"] for model in http.get(f"{url}/api/tags").json()["models"]] == ["nano:latest", "tiny:latest"]
+    names = [model["name"] for model in http.get(f"{url}/api/tags").json()["models"]]
+    assert names == ["nano:latest", "nano:pages:latest", "tiny:latest"]
     shown = post(url, "/api/show", model="nano:latest")
     assert "tools" in shown["capabilities"]
     assert "version" in http.get(f"{url}/api/version").json()

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 
 from openafm.adapters.store import installed_adapters
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
+from openafm.bundle.files import PAGES_ADAPTER
 from openafm.core.config import nearest
 from openafm.framework.backends import loaded_model
 from openafm.framework.backends.adapter import resolve_adapter
@@ -89,13 +90,15 @@ class ModelCatalog:
         self._loading = asyncio.Lock()
 
     def served(self) -> list[ServedModel]:
-        """Return all bundles, each followed by its adapters."""
+        """Return all bundles, each followed by its adapters: those that are installed for it, and its own for images."""
         models = []
         for name, model in self._bundles.items():
             models.append(model)
             folders = installed_adapters()
-            adapters = [path.parent.name for path in folders if path.name.endswith(f"-{model.bundle.signature[:7]}")]
-            models += [ServedModel(name=f"{name}:{each}", bundle=model.bundle, adapter=each) for each in adapters]
+            adapters = {path.parent.name for path in folders if path.name.endswith(f"-{model.bundle.signature[:7]}")}
+            if model.bundle.pages_adapter is not None:
+                adapters.add(PAGES_ADAPTER)
+            models += [ServedModel(name=f"{name}:{each}", bundle=model.bundle, adapter=each) for each in sorted(adapters)]
         return models
 
     def find(self, name: str | None) -> ServedModel:
