@@ -23,7 +23,7 @@ REQUESTS = {"wake me up at six": "set alarm", "put on some jazz": "play music", 
 
 @pytest.mark.parametrize("write", [write_tiny_bundle, write_native_bundle])
 def test_scores_are_likelihoods_of_the_answers(write: object, tmp_path: Path) -> None:
-    """Against all tokens of the conversation fed at once."""
+    """Against all tokens of the conversation fed at once, with the labels in both orders."""
     assert callable(write)
     bundle = write(tmp_path / "tiny")
     classifier = Classifier(LABELS, "What?", model=fm.SystemLanguageModel(bundle=bundle.path), prior_weight=1.0)
@@ -37,16 +37,22 @@ def test_scores_are_likelihoods_of_the_answers(write: object, tmp_path: Path) ->
     assert list(found.probabilities.values()) == pytest.approx([math.exp(score) / total for score in expected], rel=2e-2)
     assert found.label == max(found.probabilities, key=lambda label: found.probabilities[label])
     assert classifier.classify_blocking("the cat sat").probabilities == pytest.approx(found.probabilities, rel=2e-2)
+    other = Classifier(LABELS[::-1], "What?", model=fm.SystemLanguageModel(bundle=bundle.path), prior_weight=1.0)
+    assert other.classify_blocking("the cat sat").probabilities == pytest.approx(found.probabilities, rel=2e-2)
 
 
 def _likelihood(loaded: object, text: str, label: str) -> float:
+    return sum(_likelihood_in(loaded, text, label, order) for order in (LABELS, LABELS[::-1])) / 2
+
+
+def _likelihood_in(loaded: object, text: str, label: str, order: tuple[str, ...]) -> float:
     from openafm.framework.backends.loaded_model import LoadedModel
 
     assert isinstance(loaded, LoadedModel)
     schema = {
         "title": "Label",
         "type": "object",
-        "properties": {"label": {"type": "string", "enum": list(LABELS)}},
+        "properties": {"label": {"type": "string", "enum": list(order)}},
         "required": ["label"],
         "additionalProperties": False,
         "x-order": ["label"],

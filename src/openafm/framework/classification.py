@@ -1,8 +1,8 @@
 """`Classifier`: which label of a set fits a text, with probabilities.
 
 A guided response under an `enum` prefers some labels for their name and place, whatever the text is. A classifier scores
-every label and subtracts a part of the score that it has for texts without content (contextual calibration, arXiv
-2102.09690).
+every label, in the order given and in the reverse one, and subtracts a part of the score that it has for texts without
+content (contextual calibration, arXiv 2102.09690).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Classifier:
         assert isinstance(self.model, SystemLanguageModel)
         try:
             with framework_errors():
-                self.model.check_context((self._question(text),))  # before the guardrail, which reads all of it
+                self.model.check_context((self._question(text, self.labels),))  # before the guardrail, which reads all of it
                 self._check(text)
                 loaded = self.model.load()
                 scores_L = self._scores(loaded, text) - self.prior_weight * self._priors(loaded)
@@ -150,32 +150,38 @@ class Classifier:
             return known.scores_L
 
     def _scores(self, loaded: LoadedModel, text: str) -> NDArray[np.float64]:
-        """The log probability of each label as the whole answer, [L]."""
+        """The log probability of each label as the whole answer, [L], the mean of both orders of the labels."""
         tokenizer, template = loaded.tokenizer, loaded.template
-        turns = opened((Instructions(text=self.instructions), self._question(text)))
-        prompt = [*template.encode(tokenizer, turns).tokens, *template.generation_prompt(tokenizer)]
-        sequence = loaded.prefixes.begin(prompt[:-1])
-        try:
-            scores_L = loaded.scorer.choice_scores(sequence, prompt, [self._answer(loaded, label) for label in self.labels])
-            loaded.prefixes.keep(sequence, len(template.encode_turn(tokenizer, turns[0])), "opening")
-        finally:
-            loaded.engine.close(sequence)
-        return scores_L
+        answers = [self._answer(loaded, label) for label in self.labels]
+        opening = Instructions(text=self.instructions)
+        scores_OL = []
+        for labels in (self.labels, self.labels[::-1]):
+            turns = opened((opening, self._question(text, labels)))
+            prompt = [*template.encode(tokenizer, turns).tokens, *template.generation_prompt(tokenizer)]
+            sequence = loaded.prefixes.begin(prompt[:-1])
+            try:
+                scores_OL.append(loaded.scorer.choice_scores(sequence, prompt, answers))
+                loaded.prefixes.keep(sequence, len(template.encode_turn(tokenizer, turns[0])), "opening")
+            finally:
+                loaded.engine.close(sequence)
+        mean_L: NDArray[np.float64] = np.mean(scores_OL, axis=0)
+        return mean_L
 
-    def _question(self, text: str) -> UserTurn:
-        return UserTurn(text=text, response_format=self._schema())
+    def _question(self, text: str, labels: Sequence[str]) -> UserTurn:
+        return UserTurn(text=text, response_format=_schema(labels))
 
     def _answer(self, loaded: LoadedModel, label: str) -> list[int]:
         """The tokens that the model would generate for a label."""
         encoded = loaded.template.encode_turn(loaded.tokenizer, AssistantTurn(text=compact_json({"label": label})))
         return [token for token, is_generated in zip(encoded.tokens, encoded.loss_mask, strict=True) if is_generated]
 
-    def _schema(self) -> JsonSchema:
-        return {
-            "title": "Label",
-            "type": "object",
-            "properties": {"label": {"type": "string", "enum": list(self.labels)}},
-            "required": ["label"],
-            "additionalProperties": False,
-            "x-order": ["label"],
-        }
+
+def _schema(labels: Sequence[str]) -> JsonSchema:
+    return {
+        "title": "Label",
+        "type": "object",
+        "properties": {"label": {"type": "string", "enum": list(labels)}},
+        "required": ["label"],
+        "additionalProperties": False,
+        "x-order": ["label"],
+    }
