@@ -9,9 +9,10 @@ import pytest
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterMismatchError, AdapterTamperedError, write_adapter
-from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
+from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, shipped_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle, describe_size
 from openafm.cli.main import run
+from openafm.cli.output import human_bytes
 from openafm.models.accounting import num_parameters
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -150,3 +151,14 @@ def test_inspect_prints_the_modes(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "720 tokens, 5 views of 336 pixels" in printed
     assert "9 tokens, 112 pixels" in printed
+
+
+def test_a_reader_of_pages_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    shipped = shipped_bundle()
+    assert shipped is not None
+    folder = open_bundle(shipped).reader
+    assert folder is not None
+    described = describe_bundle(open_bundle(shipped))
+    assert described.reader_bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) > 1_000_000
+    assert run(["show", "nano"]) == 0
+    assert f"a reader of pages of {human_bytes(described.reader_bytes)}" in capsys.readouterr().out

@@ -76,7 +76,8 @@ class Description:
     without 8-bit keys and values, `..._unshared` also without layers that read another layer's keys and values (report 2.1,
     6); savings are relative to these, from 0 to 1. `..._all_global` is without the windows of `local_layers`, of which the
     widest is `window`. Tracks synchronize after every `block_depth` layers. FLOPs are of one token's forward pass after
-    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it.
+    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it, and `reader_bytes`,
+    of the files of the reader of pages, is 0.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Description:
     activations: str
     kv: str
     vision: VisionDescription | None = None
+    reader_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,7 +130,7 @@ def describe_bundle(bundle: Bundle) -> Description:
         AdapterMismatchError: the recovery adapter belongs to another base.
     """
     bundle.verify()
-    return _describe(
+    described = _describe(
         bundle.config,
         bundle.numerics,
         name=bundle.name,
@@ -136,6 +138,8 @@ def describe_bundle(bundle: Bundle) -> Description:
         bits=stored_bits(bundle),
         signature=bundle.signature,
     )
+    files = () if bundle.reader is None else bundle.reader.rglob("*")
+    return replace(described, reader_bytes=sum(path.stat().st_size for path in files if path.is_file()))
 
 
 def describe_size(name: str) -> Description:

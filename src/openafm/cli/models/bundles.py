@@ -153,6 +153,8 @@ def _rows(about: Description) -> list[tuple[str, str]]:
             views = f"{image.views} views of {image.side} pixels" if image.views > 1 else f"{image.side} pixels"
             cost = f"{human_number(image.flops)}FLOP, {human_bytes(image.kv_bytes)} of KV cache"
             rows.append((f"image, {name}", f"{image.tokens} tokens, {views}, {cost}"))
+    if about.reader_bytes:
+        rows.append(("images", f"their text, by a reader of pages of {human_bytes(about.reader_bytes)}"))
     if about.signature is not None:
         rows.append(("signature", f"{about.signature} (verified)"))
     if about.path is not None:
