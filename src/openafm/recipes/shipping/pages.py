@@ -34,6 +34,7 @@ SEED = 20261129  # other flyers than those of `vision.letters`
 RANDOM_SHARE = 0.2
 SIGNS_SHARE, NULLABLE_SHARE = 0.12, 0.3
 """Shares of signs, which announce no event, and of flyers whose schema allows for none."""
+REQUESTS_EACH = 2
 HELD_OUT = 100
 DETAILS: tuple[Mode, ...] = ("high", "balanced", "balanced")
 MOST_ERRORS = 1 / 3
@@ -42,7 +43,7 @@ _REQUESTS = ("Extract the event.", "Put this in my calendar", "Add this event to
 
 
 def conversations(reader: PageReader, numbers: range, languages: tuple[str, ...] = ("en",)) -> Iterator[dict[str, Any]]:
-    """Yield a conversation about each flyer whose title was read, and about signs, in the format of fine-tuning."""
+    """Yield conversations about each flyer whose title was read, and about signs, in the format of fine-tuning."""
     flyers, signs = FlyersConfig(random_share=RANDOM_SHARE).build(), SignsConfig().build()
     with progress("read flyers", len(numbers)) as bar:
         for count, number in enumerate(numbers, start=1):
@@ -53,7 +54,7 @@ def conversations(reader: PageReader, numbers: range, languages: tuple[str, ...]
             text = reader.read(drawn.images[0].data, rng.choice(DETAILS)).markdown
             event = None if is_sign else _read_event(json.loads(drawn.metadata["event"]), text)
             if text and (is_sign or event):
-                yield _conversation(_question(drawn, rng), text, event, rng)
+                yield from (_conversation(_question(drawn, rng), text, event, rng) for _ in range(REQUESTS_EACH))
             bar.update(count, f"{count:,} pages")
 
 
