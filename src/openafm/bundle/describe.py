@@ -76,8 +76,8 @@ class Description:
     without 8-bit keys and values, `..._unshared` also without layers that read another layer's keys and values (report 2.1,
     6); savings are relative to these, from 0 to 1. `..._all_global` is without the windows of `local_layers`, of which the
     widest is `window`. Tracks synchronize after every `block_depth` layers. FLOPs are of one token's forward pass after
-    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it, and `reader_bytes`,
-    of the files of the reader of pages, is 0.
+    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it. `reader_bytes` are
+    those of the files of the reader of pages, 0 without one.
     """
 
     name: str
