@@ -90,12 +90,6 @@ def test_words_far_apart_are_two_lines():
     assert sorted(texts(lines_of([letters]))) == ["Oakland", "Place"]
 
 
-def test_a_space_that_was_not_seen_is_found_by_the_gap():
-    first = typed("sale:", 50, 100)
-    letters = first + typed("Jul", first[-1].x + 12, 100)
-    assert texts(lines_of([letters])) == ["sale: Jul"]
-
-
 def test_a_letter_that_is_found_twice_counts_once():
     letters = typed("with the kind support", 50, 100)
     twice = [

@@ -48,6 +48,14 @@ def test_case_and_digits_are_those_that_were_seen():
             assert english.text(seen)[0] == characters[first < 0.5]
 
 
+def test_characters_have_the_case_of_the_letters_before():
+    seen = [*likely("c"), letter("Oo", (0.6, 0.4)), *likely("nsist")]
+    assert Spelling().text(seen) == "consist"
+    assert Spelling().text([*likely("FAM"), letter("iI", (0.6, 0.4)), *likely("LY")]) == "FAMILY"
+    assert Spelling().text([letter("Oo", (0.6, 0.4)), *likely("nce")]) == "Once"
+    assert Spelling().text(likely("JavaScript SHAx")) == "JavaScript SHAx"
+
+
 def test_an_unlikely_letter_is_kept_in_a_word_and_left_out_elsewhere():
     assert english.text([*likely("the"), letter("a", probability=0.3), *likely("tre")]) == "theatre"
     assert english.text([*likely("the"), letter("q", probability=0.16), letter("a"), *likely("tre")]) == "theatre"

@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.models.vision.letters import NUM_CLASSES, SIZES, SPACE, usual_width
+from openafm.models.vision.letters import SIZES, usual_width
 from openafm.reading.letters import Letter
 from openafm.reading.spelling import Spelling
 
@@ -27,10 +27,8 @@ STROKES = "1Il|!-_.,:;'`/\\"
 _LOOSE, _TIGHT = 9.5, 9.0  # pixels of a view that neighbors may differ in height: a cell has 8
 _STEEPEST = 0.4
 _USUAL_WIDTH = 0.52  # of a letter, in sizes of the font
-_NARROWEST_SPACE, _WIDEST_GAP = 0.42, 0.95  # between two letters, beside their usual widths, in sizes of the font
+_WIDEST_GAP = 0.95  # between two letters of a line, beside their usual widths, in sizes of the font
 _LEAST_LONE = 0.8  # probability of a letter that is a line by itself
-_SPACE_PROBABILITY = 0.7  # of one between letters that are so far apart
-_SPACE_K = np.eye(NUM_CLASSES, dtype=np.float32)[SPACE]
 _OVERLAP, _SAME_OVERLAP = 0.5, 0.6  # different and equal letters nearer than this share of their usual distance are one
 _FEWEST = 4  # letters of a run whose slope counts
 _FARTHEST, _FEWEST_RUNS = 0.12, 5  # from the usual slope; runs for a slope that is not the same everywhere
@@ -157,20 +155,11 @@ def _lines(run: Sequence[Letter], spelling: Spelling) -> Iterator[TextLine]:
     font_size = min(max(font_size, SIZES[0] * unit), SIZES[1] * unit)
     part: list[Letter] = []
     for letter in _without_close(run, font_size):
-        if part:
-            apart = (letter.x - part[-1].x) / font_size - _room(part[-1], letter)
-            if apart > _WIDEST_GAP:
-                yield from _line(part, font_size, spelling)
-                part = []
-            elif apart > _NARROWEST_SPACE and " " not in (part[-1].character, letter.character):
-                part.append(_space(part[-1], letter))
+        if part and (letter.x - part[-1].x) / font_size - _room(part[-1], letter) > _WIDEST_GAP:
+            yield from _line(part, font_size, spelling)
+            part = []
         part.append(letter)
     yield from _line(part, font_size, spelling)
-
-
-def _space(before: Letter, after: Letter) -> Letter:
-    """Return the space between two letters that are far apart."""
-    return replace(before, x=(before.x + after.x) / 2, probability=_SPACE_PROBABILITY, classes_K=_SPACE_K)
 
 
 def _without_close(run: Sequence[Letter], font_size: float) -> list[Letter]:

@@ -27,6 +27,7 @@ _BITS = 6  # of a character in the number of an n-gram
 _HISTORY = (1 << _BITS * (ORDER - 1)) - 1
 _POWER = 0.2  # of the probabilities of n-grams
 _OMITTED = -2.25  # for a letter that is left out, beside the logarithm of the probability that there is none
+_CAPITAL_INSIDE, _SMALL_AFTER_CAPITALS = -1.5, -1.0  # of a word
 _BEAM, _MOST_CLASSES, _LEAST_CLASS = 8, 6, 0.003
 _RAREST = 4  # longer n-grams that are less frequent do not count
 _ALWAYS_KEPT = 3
@@ -73,7 +74,7 @@ class Spelling:
                         longer = score + evidence, history, text
                     else:
                         code = _CODE_OF_CLASS[number]
-                        gain = evidence + _POWER * self.log_probability(history, code)
+                        gain = evidence + _POWER * self.log_probability(history, code) + _case(text, CHARACTERS[number])
                         longer = score + gain, (history << _BITS | code) & _HISTORY, text + CHARACTERS[number]
                     if longer > best.get(longer[1], (-math.inf, 0, "")):
                         best[longer[1]] = longer
@@ -111,6 +112,13 @@ class Spelling:
         contexts_N, places_N, kinds_N = np.unique(self.grams_N >> _BITS, return_inverse=True, return_counts=True)
         totals_N = np.bincount(places_N, self.counts_N).astype(int)
         return dict(zip(contexts_N.tolist(), zip(totals_N.tolist(), kinds_N.tolist(), strict=True), strict=True))
+
+
+def _case(text: str, character: str) -> float:
+    """Return what a character loses whose case differs from that of the letters before it, as in `cOnsists` and `FAMiLY`."""
+    if character.isupper() and text[-1:].islower():
+        return _CAPITAL_INSIDE
+    return _SMALL_AFTER_CAPITALS if character.islower() and text[-1:].isupper() and text[-2:-1].isupper() else 0.0
 
 
 def _code(character: str) -> int:
