@@ -1,4 +1,4 @@
-"""Events from held-out flyers (report 8): designs, fonts, names and camera conditions that training never shows.
+"""Events from held-out flyers (report 8): designs, fonts, names and camera conditions that flyers of training never have.
 
 Contestants read the same English flyers. A field is right if it equals the truth without regard to case and white space;
 `..._exact` is the mean over title, date, time and location.

@@ -11,7 +11,7 @@ and tesseract read the same PNG files.
 
     python benchmarks/screenshots.py [--bundle NAME] [--pages FOLDER] [--count N] [--image-detail MODE] [--quick] [--json]
 
-A full run (40 pages, 3 s each) writes docs/benchmarks/screenshots.json.
+A full run (40 pages or as many as there are, 3 s each) writes docs/benchmarks/screenshots.json.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "screenshots.json"
 PAGES = Path("/usr/share/doc")
 WINDOW = {"width": 900, "height": 700}
 LEAST_WORDS = 40
+QUOTES = str.maketrans("’‘“”—–", "''\"\"--")
 WORDS = """() => {
     const words = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
-        const node = walker.currentNode, style = getComputedStyle(node.parentElement);
-        if (style.visibility !== "visible" || style.opacity === "0") continue;
+        const node = walker.currentNode;
+        if (!node.parentElement.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
         for (const match of node.data.matchAll(/\\S+/g)) {
             const range = document.createRange();
             range.setStart(node, match.index);
@@ -59,24 +60,24 @@ WORDS = """() => {
 
 
 def documents(folder: Path) -> list[Path]:
-    """Return the first HTML document below folders of each name: several packages have the same manual."""
+    """Return the first HTML document of each folder in `folder`, in the order of their names."""
     first: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.html")):
-        first.setdefault(path.parent.name, path)
+        first.setdefault(path.relative_to(folder).parts[0], path)
     return sorted(first.values())
 
 
-def pages(paths: Sequence[Path], count: int) -> Iterator[tuple[str, bytes, list[str]]]:
+def pages(folder: Path, count: int) -> Iterator[tuple[str, bytes, list[str]]]:
     """Yield the names, screenshots and words of documents without connections to the network."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_executable(RenderConfig()), args=["--no-sandbox"])
         context = browser.new_context(viewport=WINDOW, offline=True, java_script_enabled=True)
         page, num_found = context.new_page(), 0
-        for path in paths:
-            page.goto(path.resolve().as_uri(), wait_until="domcontentloaded")
+        for path in documents(folder):
+            page.goto(path.resolve().as_uri(), wait_until="load")
             words = page.evaluate(WORDS)
             if len(words) >= LEAST_WORDS and all(word.isascii() for word in words):
-                yield path.parent.name, page.screenshot(), words
+                yield path.relative_to(folder).parts[0], page.screenshot(), words
                 num_found += 1
             if num_found == count:
                 break
@@ -85,7 +86,8 @@ def pages(paths: Sequence[Path], count: int) -> Iterator[tuple[str, bytes, list[
 
 def tesseract_words(image: bytes) -> list[str]:
     command = ["tesseract", "stdin", "stdout", "-l", "eng"]
-    return subprocess.run(command, input=image, capture_output=True, check=True).stdout.decode().split()
+    found = subprocess.run(command, input=image, capture_output=True, check=True).stdout.decode()
+    return found.translate(QUOTES).split()
 
 
 def num_common(words: Sequence[str], found: Sequence[str]) -> int:
@@ -96,7 +98,7 @@ def measure(reader_folder: Path, bundle: str, folder: Path, count: int, detail: 
     reader = open_reader(reader_folder)
     contestants = {"": lambda image: reader.read(image, detail).text.split(), "tesseract_": tesseract_words}
     rows, totals = [], {name: Counter[str]() for name in contestants}
-    for name, image, words in pages(documents(folder), count):
+    for name, image, words in pages(folder, count):
         row: dict[str, Any] = {"page": name, "words": len(words)}
         for contestant, read in contestants.items():
             found = read(image)
@@ -120,11 +122,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, help="pages to read")
     parser.add_argument("--image-detail", choices=get_args(ImageDetail), default=DEFAULT_DETAIL)
     options = parser.parse_args()
-    bundle = options.bundle or shipped_bundle()
-    reader = None if bundle is None else open_bundle(bundle).reader
-    if reader is None:
+    found = options.bundle or shipped_bundle()
+    if found is None or (reader := open_bundle(found).reader) is None:
         parser.error("this model has no reader of pages; pass --bundle")
-    name, count = open_bundle(bundle).name, options.count or (3 if options.quick else 40)
+    name, count = open_bundle(found).name, options.count or (3 if options.quick else 40)
     hand_in(measure(reader, name, options.pages, count, options.image_detail), REPORT, options)
 
 

@@ -124,6 +124,14 @@ def test_lone_strokes_are_no_text():
     assert texts(lines_of([[*typed("Day", 50, 100), *dashes]])) == ["Day"]
 
 
+def test_lone_letters_that_are_unlikely_are_no_text():
+    for one, probability in (("x", 0.7), ("|", 1.0)):
+        mark = letter(one, 300, 300, probability=probability)
+        assert lines_of([[mark]]) == []
+        ghost = letter("i", 308, 300, probability=0.05)  # which the spelling leaves out
+        assert lines_of([[mark, ghost]]) == []
+
+
 def test_one_letter_is_a_line():
     (line,) = lines_of([[letter("7", 10, 20)]])
     assert (line.text, line.left, line.right) == ("7", 10, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -12,17 +13,32 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
+from safetensors.numpy import load, save
 
-from openafm.bundle import open_bundle, shipped_bundle
+from openafm.bundle import open_bundle, shipped_bundle, write_bundle
 from openafm.core.config import ConfigError
 from openafm.data.drawing.canvas import Canvas
 from openafm.data.drawing.fonts import fonts_for
 from openafm.models.vision.config import ConvolutionConfig
 from openafm.models.vision.letters import NUM_CLASSES
+from openafm.models.vision.multimodal_config import LettersModelConfig
 from openafm.models.vision.sizes import encoder_of
 from openafm.reading.lines import TextLine
-from openafm.reading.page import FILES, SIDES, Page, PageReader, PageReaderConfig, PageReaderError, open_reader
+from openafm.reading.page import (
+    FILES,
+    SIDES,
+    Page,
+    PageReader,
+    PageReaderConfig,
+    PageReaderError,
+    open_reader,
+    reader_of,
+    write_reader,
+)
+from openafm.reading.spelling import Spelling
 from openafm.runtime.engines.image_cache import UnreadableImageError
+from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
 
 SHIPPED = shipped_bundle()
 needs_reader = pytest.mark.skipif(SHIPPED is None or open_bundle(SHIPPED).reader is None, reason="no reader ships")
@@ -120,6 +136,47 @@ def test_weights_that_do_not_fit(model):
 def test_a_folder_without_a_reader(tmp_path):
     with pytest.raises(PageReaderError, match=r"reader\.json"):
         open_reader(tmp_path)
+
+
+def test_a_written_reader_has_the_weights_and_n_grams(tmp_path):
+    config = LettersModelConfig(vocab_size=320, vision=encoder_of("reader.micro"))
+    bundle = write_bundle(
+        tmp_path / "letters",
+        config=config,
+        tokenizer=train_tokenizer(TokenizerConfig(vocab_size=320), []),
+        template=ChatTemplate(),
+        tensors={name: weight.numpy() for name, weight in config.build(0).state_dict().items()},
+    )
+    spelling = Spelling.of(["the old mill", "the other mill"] * 4)
+    write_reader(bundle, tmp_path / "reader", spelling)
+    written = open_reader(tmp_path / "reader")
+    view_YXC = np.random.default_rng(1).integers(0, 256, (64, 96, 3), np.uint8)
+    np.testing.assert_allclose(written.probabilities(view_YXC), reader_of(bundle).probabilities(view_YXC), atol=2e-3)
+    assert written.spelling.grams_N.tolist() == spelling.grams_N.tolist()
+    assert written.spelling.counts_N.tolist() == spelling.counts_N.tolist()
+
+
+def with_n_grams(folder: Path, n_grams: dict[str, np.ndarray]) -> Path:
+    """Return a reader with other n-grams and a digest that fits."""
+    tensors = load((folder / FILES[1]).read_bytes())
+    data = save({name: each for name, each in tensors.items() if "spelling" not in name} | n_grams)
+    (folder / FILES[1]).write_bytes(data)
+    about = json.loads((folder / FILES[0]).read_text())
+    (folder / FILES[0]).write_text(json.dumps(about | {"digest": hashlib.sha256(data).hexdigest()}))
+    return folder
+
+
+@needs_reader
+def test_n_grams_are_checked_and_may_be_absent(tmp_path):
+    folder = shutil.copytree(open_bundle(SHIPPED).reader, tmp_path / "reader")
+    with_n_grams(folder, {})
+    assert open_reader(folder).read(typed_page([("Night Market", 40)])).text == "Night Market"
+    with_n_grams(folder, {"spelling.grams": np.zeros(3, np.float32), "spelling.counts": np.zeros(3, np.uint16)})
+    with pytest.raises(PageReaderError, match="uint32 and uint16"):
+        open_reader(folder)
+    with_n_grams(folder, {"spelling.grams": np.zeros(3, np.uint32)})
+    with pytest.raises(PageReaderError, match=r"spelling\.counts"):
+        open_reader(folder)
 
 
 @needs_reader

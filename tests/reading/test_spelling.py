@@ -53,6 +53,7 @@ def test_characters_have_the_case_of_the_letters_before():
     assert Spelling().text(seen) == "consist"
     assert Spelling().text([*likely("FAM"), letter("iI", (0.6, 0.4)), *likely("LY")]) == "FAMILY"
     assert Spelling().text([letter("Oo", (0.6, 0.4)), *likely("nce")]) == "Once"
+    assert Spelling().text([letter("fF", (0.51, 0.49)), *likely("AMILY")]) == "FAMILY"
     assert Spelling().text(likely("JavaScript SHAx")) == "JavaScript SHAx"
 
 
@@ -97,6 +98,39 @@ def test_probabilities_are_those_of_counted_n_grams():
             number = number << 6 | codes[each]
         found = english.log_probability(number, codes[character])
         assert found == pytest.approx(np.log(probability(history[-(ORDER - 1) :], character)))
+
+
+def test_rare_long_n_grams_are_left_out():
+    def number(text: str) -> int:
+        found = 0
+        for character in text:
+            found = found << 6 | _code(character)
+        return found
+
+    grams = Spelling.of(["quiz", "jazz", "jazz", "jazz", "jazz"]).grams_N
+    assert number("qui") in grams
+    assert number("quiz") not in grams
+    assert number("jazz") in grams
+
+
+def test_counts_have_a_limit():
+    many = Spelling.of(["aaaaaaaaaa"] * 7_000)
+    assert many.counts_N.max() == 65_535
+    assert many.text(likely("aa")) == "aa"
+
+
+@pytest.mark.parametrize(
+    ("grams", "counts"),
+    [
+        (np.zeros(3, np.uint32), np.zeros(2, np.uint16)),
+        (np.zeros(3, np.float32), np.zeros(3, np.uint16)),
+        (np.zeros(3, np.uint32), np.zeros(3, np.int16)),
+        (np.zeros((1, 3), np.uint32), np.zeros((1, 3), np.uint16)),
+    ],
+)
+def test_arrays_of_other_types_and_lengths_are_refused(grams, counts):
+    with pytest.raises(ValueError, match="uint32 and uint16"):
+        Spelling(grams_N=grams, counts_N=counts)
 
 
 def test_probabilities_of_all_characters_sum_to_one():

@@ -165,19 +165,23 @@ class Bundle:
         return folder if folder.is_dir() else None
 
     @property
-    def identity(self) -> str:
-        """A key that differs for bundles with different answers: the signature, and the digests of adapter and reader.
+    def reader_digest(self) -> str:
+        """The digest of the weights of the reader of pages, empty without one.
 
         Raises:
-            AdapterError: the recovery adapter is damaged.
-            BundleError: the config of the reader of pages is damaged.
+            BundleError: its config is damaged.
         """
-        parts = [self.signature]
-        if self.recovery_adapter is not None:
-            parts.append(self.recovery_adapter.digest)
-        if self.reader is not None:
-            parts.append(f"reader {self._reader_digest(self.reader)}")
-        return " ".join(parts)
+        return "" if self.reader is None else str(read_json(self.reader / "reader.json").get("digest"))
+
+    @property
+    def identity(self) -> str:
+        """A key that differs for bundles with different answers: the signature and the digest of the recovery adapter.
+
+        Raises:
+            AdapterError: the adapter is damaged.
+        """
+        adapter = self.recovery_adapter
+        return self.signature if adapter is None else f"{self.signature} {adapter.digest}"
 
     def card(self) -> str:
         """The model card, in Markdown."""
@@ -216,15 +220,12 @@ class Bundle:
 
     def _check_reader(self, folder: Path) -> None:
         """Compare the weights of the reader with the digest beside them."""
-        if sha256(read_bytes(folder / "reader.safetensors")).hexdigest() != self._reader_digest(folder):
+        if sha256(read_bytes(folder / "reader.safetensors")).hexdigest() != self.reader_digest:
             raise BundleTamperedError(f"{folder}: the reader's weights differ from their digest; restore the bundle")
         if self.pages_adapter is not None:
             adapter = open_adapter(self.pages_adapter)
             adapter.verify()
             adapter.check_base(self.signature)
-
-    def _reader_digest(self, folder: Path) -> object:
-        return read_json(folder / "reader.json").get("digest")
 
     def _compare_tensors(self) -> None:
         for name, tensor in self.stored_tensors.items():

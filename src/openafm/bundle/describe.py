@@ -138,7 +138,7 @@ def describe_bundle(bundle: Bundle) -> Description:
         bits=stored_bits(bundle),
         signature=bundle.signature,
     )
-    files = () if bundle.reader is None else bundle.reader.rglob("*")
+    files = () if bundle.reader is None else bundle.reader.iterdir()  # its adapter is in a folder
     return replace(described, reader_bytes=sum(path.stat().st_size for path in files if path.is_file()))
 
 

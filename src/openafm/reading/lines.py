@@ -184,10 +184,10 @@ def _room(before: Letter, after: Letter) -> float:
 
 def _line(part: Sequence[Letter], font_size: float, spelling: Spelling) -> Iterator[TextLine]:
     text = spelling.text(part)
-    is_mark = len(part) == 1 and (text in STROKES or part[0].probability < _LEAST_LONE)
-    if text.strip() and not is_mark:
+    is_mark = len(text) == 1 and (text in STROKES or max(letter.probability for letter in part) < _LEAST_LONE)
+    if text and not is_mark:
         yield TextLine(
-            text=" ".join(text.split()),
+            text=text,
             left=min(letter.x for letter in part),
             right=max(letter.x for letter in part),
             y=sum(letter.y for letter in part) / len(part),

@@ -114,7 +114,7 @@ class PageReader:
         from openafm.runtime.native.vision_parts import TowerParts
         from openafm.runtime.native.vision_stem import fold_normalization
 
-        self.config, self._spelling = config, spelling
+        self.config, self.spelling = config, spelling
         copies = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in weights.items()}
         found = {name: tensor.shape for name, tensor in weights.items() if tensor.dtype in (np.float16, np.float32)}
         expected = _shapes(config.vision)
@@ -148,7 +148,7 @@ class PageReader:
     def _read(self, image: bytes, detail: ImageDetail) -> Page:
         views, (width, height) = self._views(image, detail)
         letters = [letters_of_view(self.probabilities(view_YXC), (width, height)) for view_YXC in views]
-        return Page(width=width, height=height, lines=tuple(in_reading_order(lines_of(letters, self._spelling))))
+        return Page(width=width, height=height, lines=tuple(in_reading_order(lines_of(letters, self.spelling))))
 
     def probabilities(self, view_YXC: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the probabilities of the classes in the cells of a view, [R, C, K]."""
@@ -212,7 +212,7 @@ def _loaded(folder: Path, changed: tuple[int, ...]) -> PageReader:
         if hashlib.sha256(documents[1]).hexdigest() != config.digest:
             raise ValueError(f"{FILES[1]} is not the file of {FILES[0]}")
         tensors = load(documents[1])
-        spelling = Spelling(grams_N=tensors.pop(_GRAMS), counts_N=tensors.pop(_COUNTS))
+        spelling = Spelling(grams_N=tensors.pop(_GRAMS), counts_N=tensors.pop(_COUNTS)) if _GRAMS in tensors else None
         return PageReader(config, tensors, spelling)
     except (SafetensorError, ConfigError, ValueError, KeyError, RecursionError) as error:
         raise PageReaderError(f"{folder}: the reader of pages is damaged: {error}; restore it") from error

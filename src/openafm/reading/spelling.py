@@ -1,8 +1,8 @@
 """Spelling: which of the characters that look alike make words.
 
 Every letter of a line has probabilities of characters, and so does the gap between two words. A beam search finds the
-characters with the highest product of these probabilities and a small power of those of n-grams. N-grams know no case
-and no digit from another, so they change neither.
+characters with the highest product of these probabilities, a small power of those of n-grams, and a factor for letters
+whose case differs from that of the letters before. N-grams know no case and no digit from another.
 
 Shapes: N n-grams.
 """
@@ -31,6 +31,7 @@ _CAPITAL_INSIDE, _SMALL_AFTER_CAPITALS = -1.5, -1.0  # of a word
 _BEAM, _MOST_CLASSES, _LEAST_CLASS = 8, 6, 0.003
 _RAREST = 4  # longer n-grams that are less frequent do not count
 _ALWAYS_KEPT = 3
+_MOST_KEPT = 100_000  # logarithms: 8 MB
 _FOLDED = tuple("0" if character.isdigit() else character.lower() for character in CHARACTERS)
 _CODES = {folded: code for code, folded in enumerate(dict.fromkeys(_FOLDED), start=2)}
 _BORDER = 1
@@ -40,11 +41,24 @@ _CODE_OF_CLASS = tuple(_CODES[folded] for folded in _FOLDED)
 
 @dataclass(frozen=True, kw_only=True)
 class Spelling:
-    """N-grams by their numbers, which have six bits a character, and how often each occurs. Without any, all are alike."""
+    """N-grams by their numbers, which have six bits a character, and how often each occurs, at most 65,535 times.
+
+    Without any, all characters are equally probable.
+
+    Raises:
+        ValueError: the arrays do not fit each other, or have other types.
+    """
 
     grams_N: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     counts_N: NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
-    _logs: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        types = self.grams_N.dtype, self.counts_N.dtype
+        if types != (np.uint32, np.uint16) or self.grams_N.ndim != 1 or self.grams_N.shape != self.counts_N.shape:
+            raise ValueError(
+                f"n-grams and their counts must be lists of uint32 and uint16 of one length, got {types[0]} of"
+                f" {self.grams_N.shape} and {types[1]} of {self.counts_N.shape}"
+            )
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Spelling:
@@ -66,7 +80,7 @@ class Spelling:
         """Return the likeliest text of the letters of a line."""
         beam = [(0.0, _BORDER, "")]
         for letter in letters:
-            best: dict[int, tuple[float, int, str]] = {}
+            best: dict[tuple[int, str], tuple[float, int, str]] = {}
             candidates = _candidates(letter)
             for score, history, text in beam:
                 for number, evidence in candidates:
@@ -76,8 +90,9 @@ class Spelling:
                         code = _CODE_OF_CLASS[number]
                         gain = evidence + _POWER * self.log_probability(history, code) + _case(text, CHARACTERS[number])
                         longer = score + gain, (history << _BITS | code) & _HISTORY, text + CHARACTERS[number]
-                    if longer > best.get(longer[1], (-math.inf, 0, "")):
-                        best[longer[1]] = longer
+                    state = longer[1], longer[2][-2:]  # of what comes next, n-grams and case depend on no more
+                    if longer > best.get(state, (-math.inf, 0, "")):
+                        best[state] = longer
             beam = sorted(best.values(), reverse=True)[:_BEAM]
         last = [(score + _POWER * self.log_probability(history, _BORDER), text) for score, history, text in beam]
         return max(last)[1].strip()
@@ -87,8 +102,14 @@ class Spelling:
         key = history << _BITS | code
         found = self._logs.get(key)
         if found is None:
+            if len(self._logs) >= _MOST_KEPT:
+                self._logs.clear()
             found = self._logs[key] = math.log(self._probability(history, code))
         return found
+
+    @functools.cached_property
+    def _logs(self) -> dict[int, float]:
+        return {}
 
     def _probability(self, history: int, code: int) -> float:
         probability = 1 / (len(_CODES) + 1)

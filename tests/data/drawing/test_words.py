@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from openafm.core.config import ConfigError
+from openafm.data.drawing.camera import CONDITIONS
 from openafm.data.drawing.canvas import Canvas, LeavesCanvasError
 from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.words import WordsConfig
@@ -25,6 +26,23 @@ def test_independent_check_finds_no_error(language, split):
             pytest.skip(str(error))
         assert list(words.check(drawn)) == []
         assert "".join(drawn.transcription.split()) == "".join(region.label for region in drawn.images[0].regions)
+
+
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_paragraphs_have_full_lines_in_one_font_and_size(split):
+    generator = WordsConfig(side=160, smallest=8, paragraph_share=1.0).build()
+    pages = [generator.draw(random.Random(seed), "en", split) for seed in range(30)]
+    for drawn in pages[:12]:
+        assert list(generator.check(drawn)) == []
+        texts = [command for command in drawn.log["commands"] if command["op"] == "text"]
+        assert len({(command["font"], command["size"], command["at"][0] > 30) for command in texts}) <= 2
+        assert [command["text"] for command in texts] == drawn.transcription.split("\n")
+        assert len(drawn.transcription) <= 620
+    assert any(set("()[]{}/_-") & set(page.transcription) for page in pages)
+    assert any(command["op"] == "line" for page in pages for command in page.log["commands"])
+    photographs = {condition.name for condition in CONDITIONS.values() if condition.camera}
+    files = [page for page in pages if page.metadata["condition"] not in photographs]
+    assert len(files) > len(pages) / 2
 
 
 def test_check_finds_planted_errors():

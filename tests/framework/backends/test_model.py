@@ -157,7 +157,7 @@ def test_a_recovery_adapter_changes_the_identity(tmp_path: Path) -> None:
     assert fm.SystemLanguageModel(bundle=recovered.path).load() is adapted
 
 
-def test_a_reader_of_pages_changes_the_identity(tmp_path: Path) -> None:
+def test_a_copy_without_the_reader_of_pages_is_another_model(tmp_path: Path) -> None:
     shipped = shipped_bundle()
     assert shipped is not None
     copied = shutil.copytree(shipped, tmp_path / "text", ignore=shutil.ignore_patterns("reader"))

@@ -155,7 +155,8 @@ def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | 
     for part in (bundle, adapter, draft):
         if part is not None:
             verify_once(part)  # before the signatures are used as a key: a changed copy must not share a loaded model
-    key = (bundle.identity, "" if adapter is None else adapter.digest, "" if draft is None else draft.identity)
+    parts = "" if adapter is None else adapter.digest, "" if draft is None else draft.identity
+    key = (bundle.identity, bundle.reader_digest, *parts)
     with _loading:
         loaded = _loaded.get(key)
         if loaded is None:
@@ -180,8 +181,8 @@ def release(model: LoadedModel) -> None:
 
 
 _loading = threading.Lock()
-# Keys: identity of the bundle, digest of the adapter, identity of the draft model.
-_loaded: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()
+# Keys: identity of the bundle, digests of its reader of pages and of the adapter, identity of the draft model.
+_loaded: WeakValueDictionary[tuple[str, str, str, str], LoadedModel] = WeakValueDictionary()
 _latest: LoadedModel | None = None  # a strong reference: consecutive sessions reuse the weights
 
 

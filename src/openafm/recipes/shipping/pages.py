@@ -109,11 +109,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--eval", type=Path, required=True)
     parser.add_argument("--count", type=int, default=3_000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first flyer, to divide the work")
+    parser.add_argument("--first", type=int, default=0, help="how many pages of training others read, to divide the work")
     options = parser.parse_args()
     reader = open_reader(options.reader)
-    _write(options.eval, conversations(reader, range(options.first, options.first + HELD_OUT)))
-    _write(options.out, conversations(reader, range(options.first + HELD_OUT, options.first + HELD_OUT + options.count)))
+    first = HELD_OUT + options.first
+    _write(options.eval, conversations(reader, range(HELD_OUT)))
+    _write(options.out, conversations(reader, range(first, first + options.count)))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,6 @@ class Condition:
 
 _CONDITIONS = (
     Condition(name="digital", split="train", camera=False, quality=(0, 0)),
-    Condition(name="saved", split="train", camera=False, quality=(15, 90)),
     Condition(
         name="scan",
         split="train",

@@ -26,14 +26,17 @@ _LINES_OF_SIDE = 10
 _MARGIN = 4
 _MOST_WORDS = 4
 _KINDS = {"letters": 0.5, "word": 0.25, "number": 0.25}
-_FILES = tuple(condition for condition in CONDITIONS.values() if not condition.camera)
+_SAVED = Condition(name="saved", split="train", camera=False, quality=(15, 90))
+"""A file of any quality, which documents and screens often are. Other drawings of training have none below 45."""
+_FILES = (_SAVED, *(condition for condition in CONDITIONS.values() if not condition.camera))
 _FILE_SHARE, _TEXT_SHARE = 0.7, 0.6
 """Shares of the pages of paragraphs that are files, and in fonts for text."""
 _TEXT_STYLES: tuple[Style, ...] = ("sans", "serif", "mono")
 
 
 class WordsGenerator(Generator):
-    """Draws pages; fonts and camera conditions of the two splits are disjoint, and most words are random."""
+    """Draws pages; fonts of the two splits are disjoint, and so are camera conditions, but for paragraphs; most words are
+    random."""
 
     def __init__(self, config: WordsConfig) -> None:
         self._config = config

@@ -10,7 +10,7 @@ from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.tasks.messages import draw_message, draw_other_message
 from openafm.data.synthetic.text_files.posters import poster_texts
 
-MOST_LETTERS = 9
+_MOST_LETTERS = 9
 _NUMBERS = ("#", "##", "####", "#:##", "##:##", "#.##", "$##", "€#,##", "##/##", "##.##.####", "####-##-##", "##%", "(###)")
 _MARKS = ".,:;!?"
 _BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"), ("<", ">"), ('"', '"'), ("'", "'"), ("`", "`"), ("*", "*"))
@@ -20,7 +20,7 @@ _NUM_MESSAGES = 300
 
 def random_letters(rng: random.Random, language: str, split: Split) -> str:
     alphabet, _ = _language_of(language, split)
-    return _styled(rng, "".join(rng.choices(alphabet, k=rng.randint(1, MOST_LETTERS))))
+    return _styled(rng, "".join(rng.choices(alphabet, k=rng.randint(1, _MOST_LETTERS))))
 
 
 def random_word(rng: random.Random, language: str, split: Split) -> str:
@@ -56,4 +56,4 @@ def _language_of(language: str, split: Split) -> tuple[tuple[str, ...], tuple[st
     )
     words = {word for message in messages for word in message.text.split()}
     letters = {char.lower() for word in words for char in word if char.isalpha() and len(char.lower()) == 1}
-    return tuple(sorted(letters)), tuple(sorted(word for word in words if word.isalpha() and len(word) <= 2 * MOST_LETTERS))
+    return tuple(sorted(letters)), tuple(sorted(word for word in words if word.isalpha() and len(word) <= 2 * _MOST_LETTERS))
