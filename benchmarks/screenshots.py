@@ -26,7 +26,7 @@ from typing import Any, get_args
 
 os.environ["OMP_NUM_THREADS"] = os.environ["OMP_THREAD_LIMIT"] = "1"
 sys.path.insert(0, str(Path(__file__).parent))
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 from shared.reporting import benchmark_parser, hand_in
 
 from openafm.bundle import open_bundle, shipped_bundle
@@ -37,8 +37,8 @@ from openafm.reading.page import DEFAULT_DETAIL, open_reader
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "screenshots.json"
 PAGES = Path("/usr/share/doc")
-WINDOW = {"width": 900, "height": 700}
-LEAST_WORDS = 40
+WINDOW = ViewportSize(width=900, height=700)
+MOST_OF_FOLDER, LEAST_WORDS, MOST_COMMON = 4, 40, 0.6
 QUOTES = str.maketrans("’‘“”—–", "''\"\"--")
 WORDS = """() => {
     const words = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -59,12 +59,13 @@ WORDS = """() => {
 """A word that is split over two elements counts as two."""
 
 
-def documents(folder: Path) -> list[Path]:
-    """Return the first HTML document of each folder in `folder`, in the order of their names."""
-    first: dict[str, Path] = {}
+def documents(folder: Path) -> Iterator[Path]:
+    """Yield a few HTML documents of each folder in `folder`, in the order of their names."""
+    groups: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*.html")):
-        first.setdefault(path.relative_to(folder).parts[0], path)
-    return sorted(first.values())
+        groups.setdefault(path.relative_to(folder).parts[0], []).append(path)
+    for paths in groups.values():
+        yield from paths[:: -(-len(paths) // MOST_OF_FOLDER)]
 
 
 def pages(folder: Path, count: int) -> Iterator[tuple[str, bytes, list[str]]]:
@@ -72,14 +73,15 @@ def pages(folder: Path, count: int) -> Iterator[tuple[str, bytes, list[str]]]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_executable(RenderConfig()), args=["--no-sandbox"])
         context = browser.new_context(viewport=WINDOW, offline=True, java_script_enabled=True)
-        page, num_found = context.new_page(), 0
+        page, found = context.new_page(), list[Counter[str]]()
         for path in documents(folder):
             page.goto(path.resolve().as_uri(), wait_until="load")
             words = page.evaluate(WORDS)
-            if len(words) >= LEAST_WORDS and all(word.isascii() for word in words):
+            is_like_another = any((Counter(words) & other).total() > MOST_COMMON * len(words) for other in found)
+            if len(words) >= LEAST_WORDS and all(word.isascii() for word in words) and not is_like_another:
+                found.append(Counter(words))
                 yield path.relative_to(folder).parts[0], page.screenshot(), words
-                num_found += 1
-            if num_found == count:
+            if len(found) == count:
                 break
         browser.close()
 
@@ -111,7 +113,7 @@ def measure(reader_folder: Path, bundle: str, folder: Path, count: int, detail: 
         figures[f"{name}words_found"] = round(total["common"] / max(total["words"], 1), 4)
         figures[f"{name}words_right"] = round(total["common"] / max(total["found"], 1), 4)
     figures["ratio"] = round(figures["words_found"] / max(figures["tesseract_words_found"], 1e-9), 3)
-    setting = {"bundle": bundle, "pages": len(rows), "window": list(WINDOW.values()), "image_detail": detail}
+    setting = {"bundle": bundle, "pages": len(rows), "window": [WINDOW["width"], WINDOW["height"]], "image_detail": detail}
     return {"benchmark": "screenshots", "peer": "tesseract", "setting": setting, "figures": figures}
 
 

@@ -6,6 +6,7 @@
 Other flyers than for the reader are drawn, in the designs, fonts and conditions of training. Their text has the errors of
 the reader. Titles and places of the answers are the lines of this text that are nearest to the true ones, as
 `GenerationOptions.copies_lines` writes them: an adapter learns which lines matter, and not to guess what they should be.
+Flyers have few kinds of titles and places, so each is asked about a second time with those of a message.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from string import ascii_lowercase, capwords
+from textwrap import wrap
 from typing import Any
 
 from openafm.core.edit_distance import edits
@@ -26,6 +29,7 @@ from openafm.data.drawing.signs import SignsConfig
 from openafm.data.synthetic import EVENT_SCHEMA, reference_week
 from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.schemas import nullable
+from openafm.data.synthetic.text_files.posters import poster_texts
 from openafm.framework.schema.copied_lines import copied_lines
 from openafm.models.vision.image_modes import Mode
 from openafm.reading.page import PageReader, open_reader
@@ -34,11 +38,14 @@ SEED = 20261129  # other flyers than those of `vision.letters`
 RANDOM_SHARE = 0.2
 SIGNS_SHARE, NULLABLE_SHARE = 0.12, 0.3
 """Shares of signs, which announce no event, and of flyers whose schema allows for none."""
-REQUESTS_EACH = 2
 HELD_OUT = 100
 DETAILS: tuple[Mode, ...] = ("high", "balanced", "balanced")
 MOST_ERRORS = 1 / 3
 """Of the characters of a title or a place; with more it was not read."""
+MISREAD_SHARE = 0.3
+_PLACES = ("{place}", "{place}", "{place}, {city}", "{place}, {street}", "{street}")
+_WIDTHS, _WIDEST = (12, 16, 24), 36
+"""Letters of a line of a title, and of other lines."""
 _REQUESTS = ("Extract the event.", "Put this in my calendar", "Add this event to my calendar", "What event is this?")
 
 
@@ -54,7 +61,10 @@ def conversations(reader: PageReader, numbers: range, languages: tuple[str, ...]
             text = reader.read(drawn.images[0].data, rng.choice(DETAILS)).markdown
             event = None if is_sign else _read_event(json.loads(drawn.metadata["event"]), text)
             if text and (is_sign or event):
-                yield from (_conversation(_question(drawn, rng), text, event, rng) for _ in range(REQUESTS_EACH))
+                yield _conversation(_question(drawn, rng), text, event, rng)
+                if event is not None:
+                    text, event = _renamed(text, event, rng, language)
+                yield _conversation(_question(drawn, rng), text, event, rng)
             bar.update(count, f"{count:,} pages")
 
 
@@ -69,6 +79,45 @@ def _read_event(event: Mapping[str, str], text: str) -> dict[str, str] | None:
         else:
             del found[field]
     return found if "title" in found else None
+
+
+def _renamed(text: str, event: dict[str, str], rng: random.Random, language: str) -> tuple[str, dict[str, str]]:
+    """Return a page with a title and a place of messages in place of its own, and its event."""
+    frames = poster_texts(language, "train").frames
+    title = frames.draw_title(rng)[1] if rng.random() < 0.7 else frames.draw_open_title(rng)
+    title = rng.choice((str.upper, capwords, capwords, capwords))(title)
+    place = rng.choice(_PLACES).format(
+        place=frames.draw_place(rng)[1], city=frames.draw_word(rng, "city"), street=frames.draw_word(rng, "street")
+    )
+    lines, renamed = text.splitlines(), dict(event)
+    for field, new in (("title", _misread(title, rng)), ("location", _misread(place[:1].upper() + place[1:], rng))):
+        if field in event and (at := _lines_of(lines, event[field])) is not None:
+            mark = "# " if lines[at.start].startswith("# ") else ""
+            lines[at] = [mark + part for part in wrap(new, rng.choice(_WIDTHS) if mark else _WIDEST)[:4]]
+            renamed[field] = new
+    changed = "\n".join(lines)
+    return (changed, renamed) if _copied(renamed) <= set(copied_lines(changed)) else (text, event)
+
+
+def _copied(event: Mapping[str, str]) -> set[str]:
+    return {event[field] for field in ("title", "location") if field in event}
+
+
+def _lines_of(lines: list[str], value: str) -> slice | None:
+    """Return which lines have a value together."""
+    for count in range(1, 5):
+        for start in range(len(lines) - count + 1):
+            if " ".join(line.removeprefix("# ").strip() for line in lines[start : start + count]) == value:
+                return slice(start, start + count)
+    return None
+
+
+def _misread(text: str, rng: random.Random) -> str:
+    """Return a text of which one letter may be wrong, as of a reader."""
+    if rng.random() > MISREAD_SHARE:
+        return text
+    at = rng.randrange(len(text))
+    return f"{text[:at]}{rng.choice(ascii_lowercase)}{text[at + 1 :]}".strip()
 
 
 def _question(drawn: Drawn, rng: random.Random) -> str:
