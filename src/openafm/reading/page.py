@@ -44,7 +44,7 @@ from openafm.reading.spelling import Spelling
 SIDES = {"high": (1120, 4), "balanced": (1120, 2), "rapid": (896, 1)}
 """By resolution mode, the side of the square that has as many pixels as the sharpest view, and the number of views in which
 the side halves."""
-DEFAULT_DETAIL: ImageDetail = "high"
+DEFAULT_DETAIL: ImageDetail = "balanced"
 _SMALLEST = 0.125  # view, as a share of the side of the sharpest one
 FILES = ("reader.json", "reader.safetensors")
 _GRAMS, _COUNTS = "spelling.grams", "spelling.counts"
