@@ -53,12 +53,9 @@ class Spelling:
     counts_N: NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
 
     def __post_init__(self) -> None:
-        types = self.grams_N.dtype, self.counts_N.dtype
-        if types != (np.uint32, np.uint16) or self.grams_N.ndim != 1 or self.grams_N.shape != self.counts_N.shape:
-            raise ValueError(
-                f"n-grams and their counts must be lists of uint32 and uint16 of one length, got {types[0]} of"
-                f" {self.grams_N.shape} and {types[1]} of {self.counts_N.shape}"
-            )
+        found = [f"{array.dtype} {array.shape}" for array in (self.grams_N, self.counts_N)]
+        if found != [f"uint32 ({len(self.grams_N)},)", f"uint16 ({len(self.grams_N)},)"]:
+            raise ValueError(f"n-grams and counts must be uint32 and uint16 of one length, got {' and '.join(found)}")
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Spelling:
