@@ -2,7 +2,7 @@
 
 Every letter of a line has probabilities of characters, and so does the gap between two words. A beam search finds the
 characters with the highest product of these probabilities, a small power of those of n-grams, and a factor for letters
-whose case differs from that of the letters before. N-grams know no case and no digit from another.
+whose case differs from that of the letters before. N-grams have letters without case, and one character for all digits.
 
 Shapes: N n-grams.
 """
