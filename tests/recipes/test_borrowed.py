@@ -127,7 +127,7 @@ def test_a_first_stage_that_sees_has_the_model_of_its_recipe() -> None:
         first_model(replace(config, model="on_device.small"), 1000)
     counts = {corpus.name: corpus.drawing.count for corpus in stage_corpora(config, "vision.letters")}
     assert counts == {
-        **dict.fromkeys(("letters", "half_letters", "quarter_letters", "word_letters"), 7),
+        **dict.fromkeys(("letters", "half_letters", "quarter_letters", "word_letters", "small_letters"), 7),
         "held_out_letters": 50,
     }
 

@@ -220,7 +220,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     command = ["safety", "redteam", str(folder), "--seeds", str(seeds), "--max-tokens", "8"]
     assert run([*command, "--family", "plain", "--family", "image_text"]) == 0
     outcomes = {attempt.family: attempt.outcome for attempt in RedTeamProject(folder).attempts() if attempt.subcategory}
-    assert outcomes == {"plain": "blocked_prompt", "image_text": "answered"}
+    assert outcomes == {"plain": "blocked_prompt", "image_text": "blocked_prompt"}  # its text is read
     capsys.readouterr()
     assert run(["safety", "report", str(folder), "--html", str(page)]) == 0
     assert "over-refusals" in capsys.readouterr().out
