@@ -158,9 +158,7 @@ def measure(model: fm.SystemLanguageModel, numbers: range, detail: ImageDetail |
         "constant": lambda _: constant_event(),
         "text_only": asked_model(model, lambda _: None),
         "tesseract_regex": lambda drawn: event_of(tesseract_lines(drawn), drawn),
-        "tesseract_text_nano": asked_model(
-            model, lambda drawn: "\n".join(line.text for line in tesseract_lines(drawn)) or "?"
-        ),
+        "tesseract_text_nano": asked_model(model, tesseract_text),
         "fields": asked_model(model, lambda drawn: fm.Image(drawn.images[0].data), detail),
     }
     readers: dict[str, Callable[[Drawn], list[ReadLine]]] = {"tesseract_line_errors": tesseract_lines}

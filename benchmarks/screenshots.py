@@ -1,11 +1,13 @@
 """Words of real pages: screenshots of HTML documents that were not made for this project.
 
-Chromium shows one document of each folder name below `--pages`, by default the manuals that packages of the system bring.
-The truth are the words that are wholly in the window, as the browser places them; pages with few words are left out. Ours
-and tesseract read the same PNG files.
+Chromium shows a few documents of each folder below `--pages`, by default of each package that brings manuals. The truth are
+the words that are wholly in the window, as the browser places them. Pages with few words, with letters that are not ASCII,
+or like an earlier page are left out. Ours and tesseract read the same PNG files; typographic quotes of tesseract count as
+those of ASCII.
 
     words_found               share of the words of the pages that the reader of the model found, as they are written
-    words_right               share of the words which the reader found that are on the page
+    words_right               share of the words which the reader found that are of the truth; marks of lists and words that
+                              are partly visible are not, for both
     tesseract_words_found, tesseract_words_right
     ratio                     words_found / tesseract_words_found
 

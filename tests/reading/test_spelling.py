@@ -100,6 +100,14 @@ def test_probabilities_are_those_of_counted_n_grams():
         assert found == pytest.approx(np.log(probability(history[-(ORDER - 1) :], character)))
 
 
+def test_few_logarithms_are_kept(monkeypatch):
+    monkeypatch.setattr("openafm.reading.spelling._MOST_KEPT", 5)
+    small = Spelling.of(TEXTS)
+    seen = [*likely("Fun D"), letter("oa", (0.55, 0.45)), letter("y")]
+    assert small.text(seen) == "Fun Day"
+    assert len(small._logs) <= 5
+
+
 def test_rare_long_n_grams_are_left_out():
     def number(text: str) -> int:
         found = 0
@@ -131,6 +139,11 @@ def test_counts_have_a_limit():
 def test_arrays_of_other_types_and_lengths_are_refused(grams, counts):
     with pytest.raises(ValueError, match="uint32 and uint16"):
         Spelling(grams_N=grams, counts_N=counts)
+
+
+def test_too_many_n_grams_are_refused():
+    with pytest.raises(ValueError, match="at most 1,000,000"):
+        Spelling(grams_N=np.zeros(1_000_001, np.uint32), counts_N=np.zeros(1_000_001, np.uint16))
 
 
 def test_probabilities_of_all_characters_sum_to_one():

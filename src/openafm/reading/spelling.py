@@ -23,10 +23,12 @@ from openafm.reading.letters import Letter
 
 ORDER = 5
 """Characters of the longest n-grams."""
+MOST_GRAMS = 1_000_000
+"""Most n-grams of a file: a damaged or hostile one must not fill the memory."""
 _BITS = 6  # of a character in the number of an n-gram
 _HISTORY = (1 << _BITS * (ORDER - 1)) - 1
 _POWER = 0.2  # of the probabilities of n-grams
-_OMITTED = -2.25  # for a letter that is left out, beside the logarithm of the probability that there is none
+_OMITTED = -2.25  # penalty of leaving a letter out, a logarithm, beside the probability that there is none
 _CAPITAL_INSIDE, _SMALL_AFTER_CAPITALS = -1.5, -1.0  # of a word
 _BEAM, _MOST_CLASSES, _LEAST_CLASS = 8, 6, 0.003
 _RAREST = 4  # longer n-grams that are less frequent do not count
@@ -46,7 +48,7 @@ class Spelling:
     Without any, all characters are equally probable.
 
     Raises:
-        ValueError: the arrays do not fit each other, or have other types.
+        ValueError: the arrays do not fit each other, have other types, or more than `MOST_GRAMS` numbers.
     """
 
     grams_N: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -56,6 +58,8 @@ class Spelling:
         found = [f"{array.dtype} {array.shape}" for array in (self.grams_N, self.counts_N)]
         if found != [f"uint32 ({len(self.grams_N)},)", f"uint16 ({len(self.grams_N)},)"]:
             raise ValueError(f"n-grams and counts must be uint32 and uint16 of one length, got {' and '.join(found)}")
+        if len(self.grams_N) > MOST_GRAMS:
+            raise ValueError(f"there are {len(self.grams_N):,} n-grams, at most {MOST_GRAMS:,} are read")
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> Spelling:
@@ -133,7 +137,7 @@ class Spelling:
 
 
 def _case(text: str, character: str) -> float:
-    """Return what a character loses whose case differs from that of the letters before it, as in `cOnsists` and `FAMiLY`."""
+    """Return the penalty, a logarithm, of a character in another case than the letters before: `cOnsists`, `FAMiLY`."""
     if character.isupper() and text[-1:].islower():
         return _CAPITAL_INSIDE
     return _SMALL_AFTER_CAPITALS if character.islower() and text[-1:].isupper() and text[-2:-1].isupper() else 0.0

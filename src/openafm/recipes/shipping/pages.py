@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--eval", type=Path, required=True)
     parser.add_argument("--count", type=int, default=3_000)
-    parser.add_argument("--first", type=int, default=0, help="how many pages of training others read, to divide the work")
+    parser.add_argument("--first", type=int, default=0, help="pages of training that other processes read")
     options = parser.parse_args()
     reader = open_reader(options.reader)
     first = HELD_OUT + options.first

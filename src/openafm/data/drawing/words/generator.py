@@ -22,7 +22,7 @@ from openafm.data.synthetic.text_files.posters import poster_texts
 _TRIES = 40
 _LARGEST = 44
 _LINES_OF_SIDE = 10
-"""The largest letters of paragraphs are so many times smaller than the side."""
+"""The side of a page of paragraphs is at least so many times the size of its font."""
 _MARGIN = 4
 _MOST_WORDS = 4
 _KINDS = {"letters": 0.5, "word": 0.25, "number": 0.25}
