@@ -1,10 +1,10 @@
 """A bundle: config, tokenizer, chat template, weights, card and signature in one folder. Never pickle.
 
 NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json
-[recovery.fmadapter/]  [reader/]
+[recovery.fmadapter/]  [reader/]  [ranker/]
 
 The signature covers everything except the card, the recovery adapter, which has a digest and the signature of its base, and
-the reader of pages, which reads images for a text model and has a digest.
+two parts with a digest each: the reader of pages, which reads images for a text model, and the ranker of choices.
 Nothing is used before it is verified: the stated signature and the config at open, each other part when it is read.
 """
 
@@ -23,6 +23,8 @@ from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersio
 from openafm.bundle.files import (
     DOCUMENTS,
     PAGES_ADAPTER,
+    PARTS,
+    RANKER,
     READER,
     RECOVERY_ADAPTER,
     parse_json,
@@ -155,7 +157,15 @@ class Bundle:
     @property
     def reader(self) -> Path | None:
         """The folder of the reader of pages (`openafm.reading`), None for a bundle without one."""
-        folder = self.path / READER
+        return self._folder_of(READER)
+
+    @property
+    def ranker(self) -> Path | None:
+        """The folder of the ranker of labels and tools (`openafm.ranking`), None for a bundle without one."""
+        return self._folder_of(RANKER)
+
+    def _folder_of(self, name: str) -> Path | None:
+        folder = self.path / name
         return folder if folder.is_dir() else None
 
     @property
@@ -165,13 +175,16 @@ class Bundle:
         return folder if folder.is_dir() else None
 
     @property
-    def reader_digest(self) -> str:
-        """The digest of the weights of the reader of pages, empty without one.
+    def parts_digest(self) -> str:
+        """The digests of the weights of the reader of pages and of the ranker, each empty without it.
 
         Raises:
-            BundleError: its config is damaged.
+            BundleError: a config of theirs is damaged.
         """
-        return "" if self.reader is None else str(read_json(self.reader / "reader.json").get("digest"))
+        return ",".join("" if self._folder_of(name) is None else self._digest_of(name) for name in PARTS)
+
+    def _digest_of(self, part: str) -> str:
+        return str(read_json(self.path / part / f"{part}.json").get("digest"))
 
     @property
     def identity(self) -> str:
@@ -204,8 +217,13 @@ class Bundle:
         if self.recovery_adapter is not None:
             self.recovery_adapter.verify()
             self.recovery_adapter.check_base(self.signature)
-        if self.reader is not None:
-            self._check_reader(self.reader)
+        for name in PARTS:
+            if self._folder_of(name) is not None:
+                self._check_part(name)
+        if self.pages_adapter is not None:
+            adapter = open_adapter(self.pages_adapter)
+            adapter.verify()
+            adapter.check_base(self.signature)
 
     def check_tensors(self) -> None:
         """Compare the mapped tensors with the signature, unless this object did before.
@@ -218,14 +236,11 @@ class Bundle:
             self._compare_tensors()
             self._has_verified_tensors = True
 
-    def _check_reader(self, folder: Path) -> None:
-        """Compare the weights of the reader with the digest beside them."""
-        if sha256(read_bytes(folder / "reader.safetensors")).hexdigest() != self.reader_digest:
-            raise BundleTamperedError(f"{folder}: the reader's weights differ from their digest; restore the bundle")
-        if self.pages_adapter is not None:
-            adapter = open_adapter(self.pages_adapter)
-            adapter.verify()
-            adapter.check_base(self.signature)
+    def _check_part(self, name: str) -> None:
+        """Compare the weights of the reader or of the ranker with the digest beside them."""
+        folder = self.path / name
+        if sha256(read_bytes(folder / f"{name}.safetensors")).hexdigest() != self._digest_of(name):
+            raise BundleTamperedError(f"{folder}: the {name}'s weights differ from their digest; restore the bundle")
 
     def _compare_tensors(self) -> None:
         for name, tensor in self.stored_tensors.items():

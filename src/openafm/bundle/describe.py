@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from openafm.adapters.package import WEIGHTS as ADAPTER_WEIGHTS
@@ -76,8 +77,8 @@ class Description:
     without 8-bit keys and values, `..._unshared` also without layers that read another layer's keys and values (report 2.1,
     6); savings are relative to these, from 0 to 1. `..._all_global` is without the windows of `local_layers`, of which the
     widest is `window`. Tracks synchronize after every `block_depth` layers. FLOPs are of one token's forward pass after
-    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it. `reader_bytes` are
-    those of the files of the reader of pages, 0 without one.
+    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it. `reader_bytes`
+    and `ranker_bytes` are those of the files of the reader of pages and of the ranker, 0 without one.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Description:
     kv: str
     vision: VisionDescription | None = None
     reader_bytes: int = 0
+    ranker_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -138,8 +140,12 @@ def describe_bundle(bundle: Bundle) -> Description:
         bits=stored_bits(bundle),
         signature=bundle.signature,
     )
-    files = () if bundle.reader is None else bundle.reader.iterdir()  # its adapter is in a folder
-    return replace(described, reader_bytes=sum(path.stat().st_size for path in files if path.is_file()))
+    return replace(described, reader_bytes=_bytes_of(bundle.reader), ranker_bytes=_bytes_of(bundle.ranker))
+
+
+def _bytes_of(part: Path | None) -> int:
+    files = () if part is None else part.iterdir()  # the adapter of the reader is in a folder
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def describe_size(name: str) -> Description:

@@ -33,6 +33,7 @@ def next_turn(
             stop_tokens=template.stop_tokens(tokenizer),
             max_tokens=max_tokens,
             grammar=model.grammar(None, tools),
+            processors=model.processors(turns, None, tools),
         )
         tokens = [event.token for event in generation]
         if generation.summary.finish != "stop":

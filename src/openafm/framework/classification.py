@@ -2,7 +2,7 @@
 
 A guided response under an `enum` prefers some labels for their name and place, whatever the text is. A classifier scores
 every label, in the order given and in the reverse one, and subtracts a part of the score that it has for texts without
-content (contextual calibration, arXiv 2102.09690).
+content (contextual calibration, arXiv 2102.09690). The ranker of the bundle adds its own score of each label.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class Classifier:
                 f"a classifier needs the scores of labels, which the model {self.model.name} does not give; use a"
                 " SystemLanguageModel, or a session with an enum in its schema"
             )
-        descriptions = labels if isinstance(labels, Mapping) else {}
-        described = (f"{name}: {text}" for name, text in descriptions.items() if text)
+        self._descriptions = dict(labels) if isinstance(labels, Mapping) else dict.fromkeys(self.labels, "")
+        described = (f"{name}: {text}" for name, text in self._descriptions.items() if text)
         self.instructions = "\n".join([instructions, *described])
         self.prior_weight = prior_weight
         self._lock = threading.Lock()
@@ -118,6 +118,8 @@ class Classifier:
                 self._check(text)
                 loaded = self.model.load()
                 scores_L = self._scores(loaded, text) - self.prior_weight * self._priors(loaded)
+                if loaded.priors is not None:
+                    scores_L += loaded.priors.of_labels(text, self._descriptions)
         except ExceededContextWindowSizeError as error:
             raise ExceededContextWindowSizeError(
                 error.token_count,

@@ -238,6 +238,8 @@ class Answer:
             processors.append(OccurrencePenalty(frequency=decoding.frequency_penalty, presence=decoding.presence_penalty))
         if decoding.bias:
             processors.append(LogitBias(decoding.bias))
+        if isinstance(source := self._prompt.source, ChatInput):
+            processors += self._model.processors(source.turns, source.schema, source.tools)
         return processors
 
     def _scores_of(self, token: int) -> ScoredToken | None:

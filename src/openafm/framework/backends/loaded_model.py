@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
+from openafm.framework.backends.choice_priors import ChoicePriors
 from openafm.framework.backends.image_details import image_modes
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.framework.transcripts.prompt import ImagePromptError
+from openafm.ranking.ranker import open_ranker
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.likelihood import Scorer
+from openafm.runtime.decoding.logits import LogitsProcessor
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
 from openafm.runtime.engines.base import Engine, InsertedEmbeddings
@@ -26,7 +29,8 @@ from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.engines.selection import open_engine
 from openafm.runtime.engines.sequence import PromptTokens
 from openafm.runtime.engines.verified_files import verify_once
-from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
+from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.tokenizer.conversation import JsonSchema, ToolDefinition, Turn
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
 MAX_CALLS = 16  # tool calls in one answer: ends models that repeat themselves
@@ -54,6 +58,7 @@ class LoadedModel:
         self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
         self.image_modes = image_modes(bundle)
         self._images = ImageCache(self.engine, self.image_modes, image_cache_bytes())
+        self.priors = None if adapter is not None else _priors(bundle)
         self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
         self._grammars: GrammarCompiler = (
             GrammarCompiler(self.tokenizer, self.template) if beside is None else beside._grammars
@@ -123,6 +128,12 @@ class LoadedModel:
         except UnsupportedSchemaError as error:
             raise UnsupportedGuideError(f"{self._failing_tool(tools)}{error}") from error
 
+    def processors(
+        self, turns: Sequence[Turn], schema: JsonSchema | None, tools: Sequence[ToolDefinition] = ()
+    ) -> tuple[LogitsProcessor, ...]:
+        """Return the ranker's priors of the answer to the last of `turns`; none with an adapter or without a ranker."""
+        return () if self.priors is None else self.priors.of_answer(turns, schema, tools)
+
     def _failing_tool(self, tools: Sequence[ToolDefinition]) -> str:
         """Return an error prefix that names the tool whose arguments cannot be enforced; empty if the schema is at fault."""
         for tool in tools:
@@ -131,6 +142,13 @@ class LoadedModel:
             except UnsupportedSchemaError:
                 return f"the arguments of the tool '{tool.name}': "
         return ""
+
+
+def _priors(bundle: Bundle) -> ChoicePriors | None:
+    """The priors of a bundle with a ranker. Adapters have their own meaning of labels, so they are left alone."""
+    if bundle.ranker is None or not isinstance(bundle.template, ChatTemplate):
+        return None
+    return ChoicePriors(open_ranker(bundle.ranker), bundle.tokenizer, bundle.template)
 
 
 def _drafter(bundle: Bundle, draft: Bundle, adapter: AdapterPackage | None) -> Drafter:
@@ -156,7 +174,7 @@ def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | 
         if part is not None:
             verify_once(part)  # before the signatures are used as a key: a changed copy must not share a loaded model
     parts = "" if adapter is None else adapter.digest, "" if draft is None else draft.identity
-    key = (bundle.identity, bundle.reader_digest, *parts)
+    key = (bundle.identity, bundle.parts_digest, *parts)
     with _loading:
         loaded = _loaded.get(key)
         if loaded is None:
@@ -181,7 +199,7 @@ def release(model: LoadedModel) -> None:
 
 
 _loading = threading.Lock()
-# Keys: identity of the bundle, digests of its reader of pages and of the adapter, identity of the draft model.
+# Keys: identity of the bundle, digests of its reader and ranker and of the adapter, identity of the draft model.
 _loaded: WeakValueDictionary[tuple[str, str, str, str], LoadedModel] = WeakValueDictionary()
 _latest: LoadedModel | None = None  # a strong reference: consecutive sessions reuse the weights
 

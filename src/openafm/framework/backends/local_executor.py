@@ -126,6 +126,7 @@ class LocalExecutor(LanguageModelExecutor):
             drafter=model.drafter,
             # A closed tool call would be made with truncated arguments.
             closes=request.options.closes_at_limit is not False and request.schema is not None and not request.tools,
+            processors=model.processors(request.turns, request.schema, request.tools),
         )
         text = _AnswerText(model, may_call=bool(request.tools))
         with contextlib.closing(generation):

@@ -16,7 +16,7 @@ from typing import Any
 from openafm.adapters.package import open_adapter
 from openafm.bundle import Bundle, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle, stored_bits
-from openafm.bundle.files import READER
+from openafm.bundle.files import PARTS
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
@@ -70,17 +70,17 @@ def ship(
         )
     card = shipped_card(results)
     check_size(files | {"card.md": len(card.encode())})
-    with kept_reader(out):
+    with kept_parts(out):
         write_like(trained.best, out, card)
     write_json(results_file, results.to_dict())
     return results
 
 
 @contextlib.contextmanager
-def kept_reader(out: Path) -> Iterator[None]:
-    """Keep the reader of pages of the bundle at `out` while the bundle is replaced, and its adapter if the weights stay."""
-    folder = out / READER
-    files = {file.relative_to(out): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+def kept_parts(out: Path) -> Iterator[None]:
+    """Keep reader and ranker of the bundle at `out` while it is replaced, and the reader's adapter if the weights stay."""
+    found = [file for part in PARTS for file in (out / part).rglob("*") if file.is_file()]
+    files = {file.relative_to(out): file.read_bytes() for file in found}
     try:
         yield
     finally:

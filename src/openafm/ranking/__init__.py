@@ -1,0 +1,1 @@
+"""Which of some choices fits a text: labels, tools, none of them."""

@@ -1,0 +1,145 @@
+"""A bundle with a ranker: labels, tools and calls of sessions, servers and classifiers follow it, adapters do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bundles import write_native_bundle, write_random_adapter
+from tiny_rankers import TALK, TEXTS, add_ranker, write_ranked_bundle
+
+import openafm as fm
+from openafm.bundle import BundleTamperedError, open_bundle
+from openafm.framework.backends import choice_priors
+from openafm.framework.backends.loaded_model import LoadedModel, load
+from openafm.ranking.ranker import RankerError, open_ranker
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.sampling import GreedyConfig
+from openafm.tokenizer.chat_template import opened
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    Instructions,
+    ToolCall,
+    ToolDefinition,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
+
+LABELS = tuple(TEXTS)
+SCHEMA = {
+    "type": "object",
+    "properties": {"label": {"type": "string", "enum": list(LABELS)}},
+    "required": ["label"],
+    "additionalProperties": False,
+}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+TOOLS = tuple(ToolDefinition(name=name.replace(" ", "_"), description="", parameters=NOTHING) for name in LABELS)
+
+
+@pytest.fixture(autouse=True)
+def strong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights have no opinion, but their logits differ: the ranker decides."""
+    for name in ("LABEL_WEIGHT", "TOOL_WEIGHT", "CALL_WEIGHT"):
+        monkeypatch.setattr(choice_priors, name, 20.0)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ranked_bundle(tmp_path_factory.mktemp("ranked") / "tiny")
+
+
+def answer(model: LoadedModel, turns: tuple[Turn, ...], tools: tuple[ToolDefinition, ...] = TOOLS) -> AssistantTurn:
+    generation = generate(
+        model.engine,
+        model.engine.new_sequence(),
+        [*model.template.encode(model.tokenizer, opened(turns)).tokens, *model.template.generation_prompt(model.tokenizer)],
+        sampling=GreedyConfig(),
+        stop_tokens=model.template.stop_tokens(model.tokenizer),
+        max_tokens=60,
+        grammar=model.grammar(None, tools, max_calls=1),
+        processors=model.processors(turns, None, tools),
+    )
+    return model.template.parse_assistant(model.tokenizer, [event.token for event in generation])
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_of_sessions_and_classifiers(label: str, bundle: Path) -> None:
+    model = fm.SystemLanguageModel(bundle=bundle)
+    for text in TEXTS[label]:
+        session = fm.LanguageModelSession("Classify the text.", model)
+        assert json.loads(session.respond_blocking(text, json_schema=SCHEMA).to_json()) == {"label": label}
+        alone = fm.LanguageModelSession("Classify the text.", model)
+        values = {"type": "string", "enum": list(LABELS)}
+        assert json.loads(alone.respond_blocking(text, json_schema=values).to_json()) == label
+        assert fm.Classifier(LABELS, model=model).classify_blocking(text).label == label
+
+
+def test_sampled_labels_follow_the_ranker_too(bundle: Path) -> None:
+    session = fm.LanguageModelSession("Classify the text.", fm.SystemLanguageModel(bundle=bundle))
+    options = fm.GenerationOptions(sampling=fm.SamplingMode.random(seed=1), temperature=1.0)
+    found = session.respond_blocking("play some jazz", json_schema=SCHEMA, options=options)
+    assert json.loads(found.to_json()) == {"label": "play music"}
+
+
+def test_tools_and_whether_one_is_called(bundle: Path) -> None:
+    model = load(open_bundle(bundle))
+    for label, texts in TEXTS.items():
+        for text in texts:
+            turns = (Instructions(text="Help.", tools=TOOLS), UserTurn(text=text))
+            (call,) = answer(model, turns).tool_calls
+            assert call == ToolCall(name=label.replace(" ", "_"), arguments={})
+    starts = {text: model.processors((UserTurn(text=text),), None, TOOLS) for text in (*TALK, *TEXTS["weather"])}
+    (calls_token,) = model.template.tool_calls_prompt(model.tokenizer)
+    for text, processors in starts.items():
+        logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
+        for processor in processors:
+            processor.process(logits_V, [])
+        assert (logits_V[calls_token] > 0) == (text not in TALK)
+
+
+def test_after_an_output_of_a_tool_the_model_decides_alone(bundle: Path) -> None:
+    """The request still fits the tool, which would be called again and again."""
+    model = load(open_bundle(bundle))
+    call = ToolCall(name="weather", arguments={})
+    turns = (UserTurn(text="will it rain"), AssistantTurn(tool_calls=(call,)), ToolTurn(name="weather", text="no"))
+    assert model.processors(turns[:1], None, TOOLS)
+    assert model.processors(turns, None, TOOLS) == ()
+
+
+def test_an_adapter_has_its_own_labels(bundle: Path, tmp_path: Path) -> None:
+    adapter = write_random_adapter(tmp_path / "own.fmadapter", open_bundle(bundle))
+    adapted = load(open_bundle(bundle), adapter)
+    assert adapted.priors is None
+    assert adapted.processors((UserTurn(text="will it rain"),), SCHEMA) == ()
+
+
+def test_bundles_with_and_without_a_ranker_share_nothing(bundle: Path, tmp_path: Path) -> None:
+    bare = shutil.copytree(bundle, tmp_path / "bare", ignore=shutil.ignore_patterns("ranker"))
+    with_ranker, without = load(open_bundle(bundle)), load(open_bundle(bare))
+    assert with_ranker is not without
+    assert without.priors is None
+    assert load(open_bundle(add_ranker(bare))) is not without
+
+
+def test_a_damaged_ranker_is_found(bundle: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    weights = copy / "ranker" / "ranker.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(BundleTamperedError, match="ranker"):
+        open_bundle(copy).verify()
+    with pytest.raises(RankerError, match="damaged"):
+        open_ranker(copy / "ranker")
+
+
+def test_descriptions_of_labels_are_ranked(bundle: Path) -> None:
+    model = fm.SystemLanguageModel(bundle=bundle)
+    described = {"A": "wake me, alarm", "B": "play a song, music", "C": "rain or sun, weather"}
+    assert fm.Classifier(described, model=model).classify_blocking("play some jazz").label == "B"
+
+
+def test_a_bundle_without_a_ranker_has_no_priors(tmp_path: Path) -> None:
+    assert load(write_native_bundle(tmp_path / "tiny")).processors((UserTurn(text="play"),), SCHEMA, TOOLS) == ()
