@@ -1,8 +1,8 @@
 """What a model has learned of the labels of the built-in corpus, beside naive Bayes over the words of the same texts.
 
 For sets with at least `LEAST` texts (`LEAST_UNSEEN` of unseen ones): their texts, each with its label and up to three others
-in random order. The model answers under a schema, greedily; naive Bayes, fitted on the set's texts for training, chooses
-among the same labels.
+in random order. The model answers under a schema, greedily; its ranker, if it has one, chooses alone; naive Bayes, fitted on
+the set's texts for training, chooses among the same labels.
 
     training    texts that the corpus trains on (naive Bayes is not asked)
     held_out    texts of the same sets that it does not train on
@@ -112,9 +112,10 @@ def questions_of(part: str, language: str, rng: random.Random) -> Iterator[Quest
 
 
 def shares(model: fm.SystemLanguageModel, questions: Sequence[Question]) -> dict[str, float]:
-    """Return the shares of right answers of the model, of naive Bayes, and of chance."""
+    """Return the shares of right answers of the model, of its ranker alone, of naive Bayes, and of chance."""
     right: defaultdict[str, list[float]] = defaultdict(list)
     options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=60)
+    priors = model.load().priors
     for question in questions:
         schema = {
             "title": "Classification",
@@ -126,6 +127,9 @@ def shares(model: fm.SystemLanguageModel, questions: Sequence[Question]) -> dict
         answer = session.respond_blocking(question.text, json_schema=schema, options=options)
         right["model"].append(json.loads(answer.to_json())["label"] == question.gold)
         right["chance"].append(1 / len(question.choices))
+        if priors is not None:
+            ranked = priors.of_labels(question.text, dict.fromkeys(question.choices, ""))
+            right["ranker"].append(question.choices[ranked.index(max(ranked))] == question.gold)
         if question.guess is not None:
             right["bayes"].append(question.guess == question.gold)
     return {kind: round(sum(each) / len(each), 4) for kind, each in right.items()}

@@ -5,7 +5,7 @@
 
 For both: how well the probability of calls as the first token separates requests with a fitting tool from others (`area`
 under the ROC curve, 0.5 is chance), and the right decisions by the likeliest token (`likeliest_...`) and by the rule of
-greedy decoding, at least half of the probability (`half_...`).
+greedy decoding, at least half of the probability (`half_...`). Probabilities are those after the ranker's prior.
 
 `own_...` are answers to requests of the built-in corpus, of the frames and tools of training and of the held-out ones, in
 English and in four other languages: the right tools (`tool`), also with all arguments (`call`), and no call (`none`).
@@ -99,6 +99,8 @@ def first_token(model: LoadedModel, case: Case) -> tuple[float, bool]:
     sequence = model.engine.new_sequence()
     (logits_V,) = model.engine.step([(sequence, prompt)])
     model.engine.close(sequence)
+    for processor in model.processors(turns, None, case.tools):
+        processor.process(logits_V, ())
     weights_V = np.exp(logits_V[: model.tokenizer.vocab_size] - logits_V.max())
     (calls_token,) = model.template.tool_calls_prompt(model.tokenizer)
     return float(weights_V[calls_token] / weights_V.sum()), int(weights_V.argmax()) == calls_token

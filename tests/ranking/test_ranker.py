@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from openafm.ranking.features import words_of
-from openafm.ranking.ranker import Ranker, RankerConfig, RankerError, open_ranker, quantized, write_ranker
+from openafm.ranking.ranker import Ranker, RankerConfig, open_ranker, write_ranker
+from openafm.ranking.table import RankerError, quantized
 from openafm.ranking.training import ChoiceSet, RankedChoice, RankerTrainingConfig, train_ranker
 
 KINDS = ("alarm", "music", "weather")

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from openafm.ranking.ranker import RankerConfig, quantized
+from openafm.ranking.ranker import RankerConfig
+from openafm.ranking.table import quantized
 
 Words: TypeAlias = Sequence[tuple[int, ...]]
 """The features of each word of a text (`features.words_of`)."""

@@ -15,7 +15,8 @@ import openafm as fm
 from openafm.bundle import BundleTamperedError, open_bundle
 from openafm.framework.backends import choice_priors
 from openafm.framework.backends.loaded_model import LoadedModel, load
-from openafm.ranking.ranker import RankerError, open_ranker
+from openafm.ranking.ranker import open_ranker
+from openafm.ranking.table import RankerError
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.tokenizer.chat_template import opened

@@ -45,6 +45,8 @@ def ship(
 
     `natural` is the folder of requests that people wrote; without it they are not scored.
 
+    The reader of pages and the ranker of the bundle at `out` stay, and are used on sets by other authors.
+
     Raises:
         ShippedSizeError: the bundle exceeds `MAX_BYTES`; nothing was written.
         UsageError: a run folder is not that of a stage.
@@ -56,6 +58,10 @@ def ship(
         draft = write_like(trained.best, Path(folder) / out.name)
         files = file_sizes(draft.path)
         check_size(files)
+        for part in PARTS:
+            if (out / part).is_dir():
+                shutil.copytree(out / part, draft.path / part)
+        whole = open_bundle(draft.path)
         results = ShippedResults(
             description=describe_bundle(draft),
             uncompressed_bits_per_weight=stored_bits(trained.uncompressed).total,
@@ -65,8 +71,8 @@ def ship(
             stages=tuple(read_stage(run) for run in trained.runs),
             num_examples=num_examples,
             scores=score_models(trained, num_examples),
-            fresh=score_fresh(trained.best, natural),
-            samples=tuple(sample_fresh(trained.best, natural)),
+            fresh=score_fresh(whole, natural),
+            samples=tuple(sample_fresh(whole, natural)),
         )
     card = shipped_card(results)
     check_size(files | {"card.md": len(card.encode())})
@@ -147,7 +153,7 @@ def score_models(trained: TrainedStages, num_examples: int) -> ModelScores:
 def score_fresh(bundle: Bundle, natural: Path | None) -> dict[str, FreshFigure]:
     """Return scores on sets whose authors did not see the training frames. Scores are cached as above."""
     cases = fresh_cases(natural)
-    scores = _Scores(f"{bundle.identity} fresh {_digest(cases)}")
+    scores = _Scores(f"{bundle.identity} {bundle.parts_digest} fresh {_digest(cases)}")
     if (known := scores.known()) is None:
         with progress("scoring the shipped model on sets by other authors", len(cases)) as bar:
             found = fresh_figures(SystemLanguageModel(bundle=bundle.path), cases, bar.update)

@@ -1,6 +1,6 @@
-"""Train the ranker of a bundle on the built-in corpus, requests that people wrote and WordNet: minutes on one core.
+"""Train the ranker of a bundle on the built-in corpus and on requests that people wrote: minutes on one core.
 
-    python -m openafm.recipes.shipping.ranker --out ranker [--natural FOLDER] [--wordnet FOLDER] [--steps N]
+    python -m openafm.recipes.shipping.ranker --out ranker [--natural FOLDER] [--steps N]
 
 The folder `ranker` of a bundle is read by `openafm.ranking.ranker.open_ranker`. Held-out texts and sets are not read.
 """
@@ -21,20 +21,18 @@ from openafm.data.synthetic.text_files.catalogs import catalog_of
 from openafm.data.synthetic.text_files.source_text import Frame
 from openafm.ranking.ranker import write_ranker
 from openafm.ranking.training import ChoiceSet, RankedChoice, RankerTrainingConfig, train_ranker
-from openafm.recipes.shipping.wordnet import wordnet_sets
 
 SEED = 20261130
-SHARES = {"labels": 0.5, "natural": 0.25, "tools": 0.2, "forms": 0.05, "wordnet": 0.2}
+SHARES = {"labels": 0.5, "natural": 0.25, "tools": 0.2, "forms": 0.05}
 NATURAL_SETS = ("snips", "home", "clinc150", "banking77", "nlupp")
 _DRAWS = 2  # of each frame: it may have alternatives
 
 
-def choice_sets(natural: Path | None, wordnet: Path | None = None) -> list[ChoiceSet]:
+def choice_sets(natural: Path | None) -> list[ChoiceSet]:
     """Return the sets of the training parts. Within a kind a set is drawn by the square root of its number of texts.
 
     Raises:
-        NaturalDataError: the folder of requests lacks a set.
-        WordNetError: the other folder has no WordNet database.
+        NaturalDataError: the folder lacks a set.
     """
     rng = random.Random(SEED)
     kinds: dict[str, list[ChoiceSet]] = {
@@ -42,7 +40,6 @@ def choice_sets(natural: Path | None, wordnet: Path | None = None) -> list[Choic
         "tools": [_tools(rng, language) for language in LANGUAGES],
         "forms": [_forms(rng, language) for language in LANGUAGES],
         "natural": [] if natural is None else [_intents(natural, name) for name in NATURAL_SETS],
-        "wordnet": [] if wordnet is None else wordnet_sets(wordnet),
     }
     return [each for kind, sets in kinds.items() for each in _weighted(sets, SHARES[kind])]
 
@@ -112,14 +109,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the ranker")
     parser.add_argument("--natural", type=Path, help="folder of NAME-train.jsonl.gz files")
-    parser.add_argument("--wordnet", type=Path, help="folder of data.noun and the files beside it")
     parser.add_argument("--steps", type=int, default=RankerTrainingConfig.num_steps)
     options = parser.parse_args()
     torch.set_num_threads(1)
     config = RankerTrainingConfig(num_steps=options.steps)
     with progress("training the ranker", config.num_steps) as bar:
         ranker, weights = train_ranker(
-            config, choice_sets(options.natural, options.wordnet), lambda step, loss: bar.update(step, f"loss {loss:.2f}")
+            config, choice_sets(options.natural), lambda step, loss: bar.update(step, f"loss {loss:.2f}")
         )
     write_ranker(options.out, ranker, weights)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,11 +41,18 @@ class PriorChoice:
         part = answer[start + len(self.opening) :]
         return part if sum(value.startswith(part) and value != part for value in self.values) > 1 else None
 
-    def log_weight(self, text: bytes) -> float:
-        """Return the log of the summed weights of the values that begin with `text`, or that it begins with."""
-        found = [weight for value, weight in self.values.items() if value.startswith(text) or text.startswith(value)]
-        highest = max(found, default=-math.inf)
-        return highest if highest == -math.inf else highest + math.log(sum(math.exp(weight - highest) for weight in found))
+    def shares(self, begun: bytes, tokens: TokensByByte) -> Iterator[tuple[int, float]]:
+        """Yield the tokens that go on with a value after `begun`, and the log of each one's share of the weights."""
+        following: defaultdict[int, list[tuple[bytes, float]]] = defaultdict(list)
+        for value, weight in self.values.items():
+            if value.startswith(begun) and value != begun:
+                following[value[len(begun)]].append((value[len(begun) :], weight))
+        whole = _log_sum([weight for rests in following.values() for _, weight in rests])
+        for byte, rests in following.items():
+            for token in tokens.beginning(byte):
+                text = tokens.texts[token]
+                if weights := [weight for rest, weight in rests if rest.startswith(text) or text.startswith(rest)]:
+                    yield token, _log_sum(weights) - whole
 
 
 class TokensByByte:
@@ -58,9 +65,9 @@ class TokensByByte:
             if text:
                 self._tokens[text[0]].append(token)
 
-    def beginning(self, first_bytes: set[int]) -> list[int]:
-        """Return the tokens that begin with one of these bytes."""
-        return [token for byte in sorted(first_bytes) for token in self._tokens.get(byte, ())]
+    def beginning(self, byte: int) -> Sequence[int]:
+        """Return the tokens that begin with this byte."""
+        return self._tokens.get(byte, ())
 
 
 class ChoicePrior(LogitsProcessor):
@@ -77,16 +84,8 @@ class ChoicePrior(LogitsProcessor):
         self._num_read = len(answer)
         for choice in self._choices:
             if (begun := choice.begun(self._text)) is not None:
-                self._add(logits_V, choice, begun)
-
-    def _add(self, logits_V: NDArray[np.float32], choice: PriorChoice, begun: bytes) -> None:
-        """Add its share of the prior to each token that goes on with a value; the grammar forbids the others."""
-        whole = choice.log_weight(begun)
-        following = {value[len(begun)] for value in choice.values if value.startswith(begun) and value != begun}
-        for token in self._tokens.beginning(following):
-            weight = choice.log_weight(begun + self._tokens.texts[token])
-            if weight > -math.inf:
-                logits_V[token] += weight - whole
+                for token, share in choice.shares(begun, self._tokens):  # the grammar forbids the other tokens
+                    logits_V[token] += share
 
 
 class CallPrior(LogitsProcessor):
@@ -98,3 +97,8 @@ class CallPrior(LogitsProcessor):
     def process(self, logits_V: NDArray[np.float32], answer: Sequence[int]) -> None:
         if not answer:
             logits_V[self._calls_token] += self._log_odds
+
+
+def _log_sum(weights: Sequence[float]) -> float:
+    highest = max(weights)
+    return highest + math.log(sum(math.exp(weight - highest) for weight in weights))
