@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 import openafm as fm
-from openafm.framework.schema.choices import choices_of
+from openafm.framework.schema.choices import choices_of, single_properties
 
 
 class Mood(Enum):
@@ -51,3 +51,18 @@ def test_other_values_are_no_choice():
 
 def test_enums_of_generable_types():
     assert choices_of(Note.generation_schema().to_dict()) == {"mood": ("good", "bad")}
+
+
+def test_texts_have_paths_and_enums_are_none():
+    schema = {
+        "properties": {
+            "title": {"type": "string"},
+            "place": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "guest": {"properties": {"name": {"type": ["string", "null"]}}},
+            "color": COLORS,
+            "count": {"type": "integer"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        }
+    }
+    texts = {each.name: each.path for each in single_properties(schema) if each.is_text}
+    assert texts == {"title": ("title",), "place": ("place",), "name": ("guest", "name")}

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from openafm.framework.schema.choices import choices_of
+from openafm.framework.schema.choices import SingleProperty, choices_of
 from openafm.ranking.ranker import Ranker
+from openafm.ranking.span_ranker import FieldName
 from openafm.runtime.decoding.choice_prior import CallPrior, ChoicePrior, PriorChoice, TokensByByte
 from openafm.runtime.decoding.logits import LogitsProcessor
 from openafm.tokenizer.bpe import Tokenizer
@@ -58,6 +59,11 @@ class ChoicePriors:
         weights = dict(zip(values, self.of_labels(text, dict.fromkeys(values, "")), strict=True))
         opening = f'{json.dumps(name, ensure_ascii=False)}:"' if name else '"'
         return PriorChoice(opening=opening.encode(), values=_ended(weights), is_first=not name)
+
+
+def field_names(properties: Sequence[SingleProperty], context: str) -> list[FieldName]:
+    """Return the names of fields as the span ranker knows them. `context` is the title of a schema or the name of a tool."""
+    return [FieldName(f"{each.name} {each.schema.get('description') or ''}".rstrip(), context) for each in properties]
 
 
 def tool_text(tool: ToolDefinition) -> str:

@@ -1,42 +1,74 @@
-"""The choices of an answer under a JSON Schema: enums of strings at the top level or in objects, but not in arrays."""
+"""The properties that an answer under a JSON Schema has at most once, and which of them are choices or texts."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from openafm.tokenizer.conversation import JsonSchema
 
 _LOCAL = "#/$defs/"
 _MOST_DEPTH = 32
+_SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf", "additionalProperties")
+
+
+@dataclass(frozen=True)
+class SingleProperty:
+    """A property in objects that are in no array. The whole answer has no name and an empty path."""
+
+    path: tuple[str, ...]
+    schema: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.path[-1] if self.path else ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values of an enum of strings, else nothing."""
+        values = self.schema.get("enum")
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            return ()
+        return tuple(dict.fromkeys(values))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the value may be a string that the schema does not list."""
+        options = [self.schema, *(each for each in self.schema.get("anyOf") or () if isinstance(each, Mapping))]
+        kinds = [each.get("type") for each in options if not {"enum", "const"} & each.keys()]
+        return any(kind == "string" or (isinstance(kind, list) and "string" in kind) for kind in kinds)
+
+
+def single_properties(schema: JsonSchema) -> list[SingleProperty]:
+    """Return the properties in the order of the schema. A name that another property has too is left out."""
+    found = list(_properties(schema, schema, (), 0))
+    counts = Counter(path[-1] if path else "" for path, _ in found)
+    return [SingleProperty(path, each) for path, each in found if each is not None and counts[path[-1] if path else ""] == 1]
 
 
 def choices_of(schema: JsonSchema) -> dict[str, tuple[str, ...]]:
-    """Return the values that each property may have, by its name; by "" those of the whole answer.
-
-    A name with other schemas elsewhere, also inside arrays, is left out: its value would be ambiguous.
-    """
-    found: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
-    for name, values in _values(schema, schema, "", 0):
-        found[name].append(values)
-    return {name: values[0] for name, values in found.items() if len(values) == 1 and len(values[0]) > 1}
+    """Return the two or more values that a property may have, by its name; by "" those of the whole answer."""
+    return {each.name: each.choices for each in single_properties(schema) if len(each.choices) > 1}
 
 
-def _values(root: JsonSchema, schema: Any, name: str, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each property with its values, none for one that is no choice."""
+def _properties(
+    root: JsonSchema, schema: Any, path: tuple[str, ...], depth: int
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any] | None]]:
+    """Yield each property; with None those that may occur several times, or not at all."""
     schema = _resolved(root, schema)
     if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
         return
-    yield name, _strings(schema)
+    yield path, schema
     for key, value in (schema.get("properties") or {}).items():
-        yield from _values(root, value, key, depth + 1)
-    for key in ("items", "prefixItems", "anyOf", "oneOf", "allOf", "additionalProperties"):
+        yield from _properties(root, value, (*path, key), depth + 1)
+    for key in _SEVERAL:
         parts = schema.get(key)
         for part in parts if isinstance(parts, list) else [parts]:
-            for inner, _ in _values(root, part, "", depth + 1):
+            for inner, _ in _properties(root, part, (), depth + 1):
                 if inner:
-                    yield inner, ()  # may occur several times, or not at all
+                    yield inner, None
 
 
 def _resolved(root: JsonSchema, schema: Any) -> Any:
@@ -44,10 +76,3 @@ def _resolved(root: JsonSchema, schema: Any) -> Any:
     if isinstance(reference, str) and reference.startswith(_LOCAL):
         return (root.get("$defs") or {}).get(reference.removeprefix(_LOCAL))
     return schema
-
-
-def _strings(schema: Mapping[str, Any]) -> tuple[str, ...]:
-    values = schema.get("enum")
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        return ()
-    return tuple(dict.fromkeys(values))
