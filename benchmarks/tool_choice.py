@@ -99,7 +99,7 @@ def first_token(model: LoadedModel, case: Case) -> tuple[float, bool]:
     sequence = model.engine.new_sequence()
     (logits_V,) = model.engine.step([(sequence, prompt)])
     model.engine.close(sequence)
-    for processor in model.processors(turns, None, case.tools):
+    for processor in model.prior(turns, None, case.tools).processors:
         processor.process(logits_V, ())
     weights_V = np.exp(logits_V[: model.tokenizer.vocab_size] - logits_V.max())
     (calls_token,) = model.template.tool_calls_prompt(model.tokenizer)

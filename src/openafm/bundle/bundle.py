@@ -1,10 +1,10 @@
 """A bundle: config, tokenizer, chat template, weights, card and signature in one folder. Never pickle.
 
 NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json
-[recovery.fmadapter/]  [reader/]  [ranker/]
+[recovery.fmadapter/]  [reader/]  [ranker/]  [spans/]
 
 The signature covers everything except the card, the recovery adapter, which has a digest and the signature of its base, and
-two parts with a digest each: the reader of pages, which reads images for a text model, and the ranker of choices.
+parts with a digest each: the reader of pages, which reads images for a text model, and the rankers of choices and of spans.
 Nothing is used before it is verified: the stated signature and the config at open, each other part when it is read.
 """
 
@@ -27,6 +27,7 @@ from openafm.bundle.files import (
     RANKER,
     READER,
     RECOVERY_ADAPTER,
+    SPAN_RANKER,
     parse_json,
     read_all_tensors,
     read_bytes,
@@ -164,6 +165,11 @@ class Bundle:
         """The folder of the ranker of labels and tools (`openafm.ranking`), None for a bundle without one."""
         return self._folder_of(RANKER)
 
+    @property
+    def span_ranker(self) -> Path | None:
+        """The folder of the ranker of values (`openafm.ranking.span_ranker`), None for a bundle without one."""
+        return self._folder_of(SPAN_RANKER)
+
     def _folder_of(self, name: str) -> Path | None:
         folder = self.path / name
         return folder if folder.is_dir() else None
@@ -176,7 +182,7 @@ class Bundle:
 
     @property
     def parts_digest(self) -> str:
-        """The digests of the weights of the reader of pages and of the ranker, each empty without it.
+        """The digests of the weights of the reader of pages and of the rankers, each empty without it.
 
         Raises:
             BundleError: a config of theirs is damaged.
@@ -237,10 +243,10 @@ class Bundle:
             self._has_verified_tensors = True
 
     def _check_part(self, name: str) -> None:
-        """Compare the weights of the reader or of the ranker with the digest beside them."""
+        """Compare the weights of a part with the digest beside them."""
         folder = self.path / name
         if sha256(read_bytes(folder / f"{name}.safetensors")).hexdigest() != self._digest_of(name):
-            raise BundleTamperedError(f"{folder}: the {name}'s weights differ from their digest; restore the bundle")
+            raise BundleTamperedError(f"{folder}: {name}.safetensors differs from its digest; restore the bundle")
 
     def _compare_tensors(self) -> None:
         for name, tensor in self.stored_tensors.items():

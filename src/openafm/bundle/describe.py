@@ -78,7 +78,7 @@ class Description:
     6); savings are relative to these, from 0 to 1. `..._all_global` is without the windows of `local_layers`, of which the
     widest is `window`. Tracks synchronize after every `block_depth` layers. FLOPs are of one token's forward pass after
     half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it. `reader_bytes`
-    and `ranker_bytes` are those of the files of the reader of pages and of the ranker, 0 without one.
+    and `ranker_bytes` are those of the files of the reader of pages and of the rankers, 0 without them.
     """
 
     name: str
@@ -140,7 +140,11 @@ def describe_bundle(bundle: Bundle) -> Description:
         bits=stored_bits(bundle),
         signature=bundle.signature,
     )
-    return replace(described, reader_bytes=_bytes_of(bundle.reader), ranker_bytes=_bytes_of(bundle.ranker))
+    return replace(
+        described,
+        reader_bytes=_bytes_of(bundle.reader),
+        ranker_bytes=_bytes_of(bundle.ranker) + _bytes_of(bundle.span_ranker),
+    )
 
 
 def _bytes_of(part: Path | None) -> int:

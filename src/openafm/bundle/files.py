@@ -13,7 +13,8 @@ from openafm.core.regular_files import NotAFileError, OversizeFilesError, read_d
 RECOVERY_ADAPTER = "recovery.fmadapter"
 READER = "reader"
 RANKER = "ranker"
-PARTS = (READER, RANKER)
+SPAN_RANKER = "spans"
+PARTS = (READER, RANKER, SPAN_RANKER)
 """Folders of a bundle with NAME.json, which has the digest of NAME.safetensors. The signature does not cover them."""
 PAGES_ADAPTER = "pages"
 """Name of the adapter for the text of pages, in the folder of the reader."""

@@ -19,7 +19,7 @@ FILE_PATTERNS = (
     *("model.safetensors", "model-*.safetensors"),
     *("recovery.fmadapter/metadata.json", "recovery.fmadapter/adapter_weights.safetensors"),
     *("reader/reader.json", "reader/reader.safetensors"),
-    *("ranker/ranker.json", "ranker/ranker.safetensors"),
+    *("ranker/ranker.json", "ranker/ranker.safetensors", "spans/spans.json", "spans/spans.safetensors"),
     *("reader/pages.fmadapter/metadata.json", "reader/pages.fmadapter/adapter_weights.safetensors"),
 )
 """Patterns of all files that a bundle may have; a folder with others is neither removed nor replaced."""

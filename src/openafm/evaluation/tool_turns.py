@@ -24,6 +24,7 @@ def next_turn(
     from openafm.runtime.engines.base import ContextWindowError
 
     tokenizer, template = model.tokenizer, model.template
+    prior = model.prior(turns, None, tools)
     try:
         generation = generate(
             model.engine,
@@ -32,8 +33,8 @@ def next_turn(
             sampling=GreedyConfig(),
             stop_tokens=template.stop_tokens(tokenizer),
             max_tokens=max_tokens,
-            grammar=model.grammar(None, tools),
-            processors=model.processors(turns, None, tools),
+            grammar=model.grammar(None, prior.tools),
+            processors=prior.processors,
         )
         tokens = [event.token for event in generation]
         if generation.summary.finish != "stop":

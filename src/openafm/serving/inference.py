@@ -208,10 +208,13 @@ class Answer:
         most = room if decoding.max_tokens is None else min(decoding.max_tokens, room)
         if isinstance(source, ChatInput):
             stop_tokens = model.template.stop_tokens(model.tokenizer)
-            grammar = model.grammar(source.schema, source.tools, must_call=source.must_call, max_calls=source.max_calls)
+            prior = model.prior(source.turns, source.schema, source.tools)
+            grammar = model.grammar(prior.schema, prior.tools, must_call=source.must_call, max_calls=source.max_calls)
+            processors = prior.processors
             closes = source.schema is not None and not source.tools
         else:
             stop_tokens, grammar, closes = frozenset((model.tokenizer.special.eos,)), model.grammar(None), False
+            processors = ()
         prompt = self._prompt.prompt[sequence.length :]
         return generate(
             model.engine,
@@ -225,7 +228,7 @@ class Answer:
             drafter=model.drafter,
             cancelled=self._cancelled,
             closes=closes,
-            processors=self._processors(prompt.tokens),
+            processors=[*self._processors(prompt.tokens), *processors],
         )
 
     def _processors(self, prompt: list[int]) -> list[LogitsProcessor]:
@@ -238,8 +241,6 @@ class Answer:
             processors.append(OccurrencePenalty(frequency=decoding.frequency_penalty, presence=decoding.presence_penalty))
         if decoding.bias:
             processors.append(LogitBias(decoding.bias))
-        if isinstance(source := self._prompt.source, ChatInput):
-            processors += self._model.processors(source.turns, source.schema, source.tools)
         return processors
 
     def _scores_of(self, token: int) -> ScoredToken | None:

@@ -65,7 +65,7 @@ def test_nothing_changes_elsewhere():
 
 
 def test_a_choice_at_the_start_is_made_once():
-    choice = PriorChoice(opening=b'"', values={b'a"': 0.0, b'b"': -5.0}, is_first=True)
+    choice = PriorChoice(opening=b'"', values={b'a"': 0.0, b'b"': -5.0}, is_next=True)
     logits = np.zeros(len(TEXTS), np.float32)
     ChoicePrior([choice], tokens).process(logits, [6])
     assert logits[2] > logits[3] + 4.9
@@ -96,7 +96,7 @@ def test_calls_have_their_odds_at_the_start_alone():
 
 def test_longer_values_are_told_from_their_beginnings():
     """After "ab", the quote ends one value and "c" begins the other."""
-    prior = ChoicePrior([PriorChoice(opening=b'"', values={b'ab"': -1.0, b'abc"': -2.0}, is_first=True)], tokens)
+    prior = ChoicePrior([PriorChoice(opening=b'"', values={b'ab"': -1.0, b'abc"': -2.0}, is_next=True)], tokens)
     logits = np.zeros(len(TEXTS), np.float32)
     prior.process(logits, [6, 4])
     assert logits[6] == pytest.approx(logits[7]) == pytest.approx(math.log(1 / (1 + math.exp(-1))), abs=1e-5)

@@ -156,7 +156,7 @@ def _rows(about: Description) -> list[tuple[str, str]]:
     if about.reader_bytes:
         rows.append(("images", f"their text, by a reader of pages of {human_bytes(about.reader_bytes)}"))
     if about.ranker_bytes:
-        rows.append(("choices", f"labels and tools, with a ranker of {human_bytes(about.ranker_bytes)}"))
+        rows.append(("answers", f"labels, tools and values, with rankers of {human_bytes(about.ranker_bytes)}"))
     if about.signature is not None:
         rows.append(("signature", f"{about.signature} (verified)"))
     if about.path is not None:

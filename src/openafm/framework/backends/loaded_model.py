@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
-from openafm.framework.backends.choice_priors import ChoicePriors
+from openafm.framework.backends.answer_priors import AnswerPrior, open_priors
 from openafm.framework.backends.image_details import image_modes
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.framework.transcripts.prompt import ImagePromptError
-from openafm.ranking.ranker import open_ranker
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.likelihood import Scorer
-from openafm.runtime.decoding.logits import LogitsProcessor
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
 from openafm.runtime.engines.base import Engine, InsertedEmbeddings
@@ -29,7 +27,6 @@ from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.engines.selection import open_engine
 from openafm.runtime.engines.sequence import PromptTokens
 from openafm.runtime.engines.verified_files import verify_once
-from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition, Turn
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
@@ -58,7 +55,8 @@ class LoadedModel:
         self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
         self.image_modes = image_modes(bundle)
         self._images = ImageCache(self.engine, self.image_modes, image_cache_bytes())
-        self.priors = None if adapter is not None else _priors(bundle)
+        # An adapter has its own meaning of labels, tools and fields.
+        self.priors = open_priors(bundle) if adapter is None else None
         self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
         self._grammars: GrammarCompiler = (
             GrammarCompiler(self.tokenizer, self.template) if beside is None else beside._grammars
@@ -128,11 +126,18 @@ class LoadedModel:
         except UnsupportedSchemaError as error:
             raise UnsupportedGuideError(f"{self._failing_tool(tools)}{error}") from error
 
-    def processors(
-        self, turns: Sequence[Turn], schema: JsonSchema | None, tools: Sequence[ToolDefinition] = ()
-    ) -> tuple[LogitsProcessor, ...]:
-        """Return the ranker's priors of the answer to the last of `turns`; none with an adapter or without a ranker."""
-        return () if self.priors is None else self.priors.of_answer(turns, schema, tools)
+    def prior(
+        self,
+        turns: Sequence[Turn],
+        schema: JsonSchema | None,
+        tools: Sequence[ToolDefinition] = (),
+        *,
+        continues: bool = False,
+    ) -> AnswerPrior:
+        """Return what the rankers know of the answer to the last of `turns`, which may follow other prompts."""
+        if self.priors is None:
+            return AnswerPrior(schema=schema, tools=tuple(tools))
+        return self.priors.of_answer(turns, schema, tools, continues=continues)
 
     def _failing_tool(self, tools: Sequence[ToolDefinition]) -> str:
         """Return an error prefix that names the tool whose arguments cannot be enforced; empty if the schema is at fault."""
@@ -142,13 +147,6 @@ class LoadedModel:
             except UnsupportedSchemaError:
                 return f"the arguments of the tool '{tool.name}': "
         return ""
-
-
-def _priors(bundle: Bundle) -> ChoicePriors | None:
-    """The priors of a bundle with a ranker. Adapters have their own meaning of labels, so they are left alone."""
-    if bundle.ranker is None or not isinstance(bundle.template, ChatTemplate):
-        return None
-    return ChoicePriors(open_ranker(bundle.ranker), bundle.tokenizer, bundle.template)
 
 
 def _drafter(bundle: Bundle, draft: Bundle, adapter: AdapterPackage | None) -> Drafter:

@@ -102,10 +102,11 @@ class LocalExecutor(LanguageModelExecutor):
         new += PromptTokens(model.template.generation_prompt(model.tokenizer))
         self._check_fits(num_old + len(new) + 1, request.turns)
         with request.span.child(SpanKind.GRAMMAR, "compile"):
-            schema = request.schema
+            prior = model.prior(request.turns, request.schema, request.tools, continues=bool(self._texts))
+            schema = prior.schema
             if schema is not None and request.options.copies_lines:
                 schema = with_copied_lines(schema, "\n".join([*_texts(request.turns), *self._texts]))
-            grammar = model.grammar(schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
+            grammar = model.grammar(schema, prior.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
         prompt = self._pending + new
@@ -126,7 +127,7 @@ class LocalExecutor(LanguageModelExecutor):
             drafter=model.drafter,
             # A closed tool call would be made with truncated arguments.
             closes=request.options.closes_at_limit is not False and request.schema is not None and not request.tools,
-            processors=model.processors(request.turns, request.schema, request.tools),
+            processors=prior.processors,
         )
         text = _AnswerText(model, may_call=bool(request.tools))
         with contextlib.closing(generation):

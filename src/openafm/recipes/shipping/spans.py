@@ -1,4 +1,4 @@
-"""Train the span ranker of a bundle on answers of the built-in corpus and to requests that people wrote: minutes on one core.
+"""Train the span ranker of a bundle on the built-in corpus and on requests that people wrote: minutes on one core.
 
     python -m openafm.recipes.shipping.spans --out spans [--natural FOLDER] [--examples N] [--steps N]
 
@@ -8,6 +8,7 @@ The folder `spans` of a bundle is read by `openafm.ranking.span_ranker.open_span
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,8 +17,8 @@ from typing import Any
 from openafm.core.progress import progress
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.data.synthetic.languages import LANGUAGES
-from openafm.framework.backends.choice_priors import field_names
-from openafm.framework.schema.choices import single_properties
+from openafm.framework.backends.answer_priors import field_names
+from openafm.framework.schema.single_properties import single_properties
 from openafm.ranking.span_ranker import write_span_ranker
 from openafm.ranking.span_training import FilledText, SpanTrainingConfig, train_span_ranker
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, JsonSchema, UserTurn
@@ -35,7 +36,7 @@ def corpus(natural: Path | None) -> SyntheticConfig:
         seed=SEED,
         tasks=TASKS,
         languages={"en": ENGLISH_SHARE} | dict.fromkeys(others, (1 - ENGLISH_SHARE) / len(others)),
-        natural=None if natural is None else str(natural),
+        natural="" if natural is None else str(natural),
         natural_share=0.0 if natural is None else NATURAL_SHARE,
     )
 
@@ -44,7 +45,7 @@ def filled_texts(conversation: Conversation) -> Iterator[FilledText]:
     """Yield the requests of a conversation whose answer is an object or one call, with the fields that may be texts."""
     turns = conversation.turns
     tools = {tool.name: tool.parameters for turn in turns[:1] if isinstance(turn, Instructions) for tool in turn.tools}
-    for request, answer in zip(turns, turns[1:], strict=False):
+    for request, answer in itertools.pairwise(turns):
         if not (isinstance(request, UserTurn) and isinstance(answer, AssistantTurn)):
             continue
         if len(answer.tool_calls) == 1 and answer.tool_calls[0].name in tools:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,34 +25,42 @@ from openafm.tokenizer.bpe import Tokenizer
 class PriorChoice:
     """A choice that an answer makes once: one of the values after `opening`.
 
-    `values` are log weights by text, up to and with the byte that ends the value; no text begins another one. `is_first`:
-    the answer begins with the opening; otherwise it is anywhere.
+    The answer begins with `prefix`; the opening follows anywhere after it, or with `is_next` directly. `values` are log
+    weights by text, up to and with the byte that ends the value; no text begins another one. `others` is the log weight of
+    all other values, of which nothing is known; without it there are none.
     """
 
     opening: bytes
     values: Mapping[bytes, float]
-    is_first: bool = False
+    prefix: bytes = b""
+    is_next: bool = False
+    others: float = -math.inf
 
     def begun(self, answer: bytes) -> bytes | None:
         """Return the part of the value that the answer has; None if it is not where two or more values are possible."""
-        start = answer.find(self.opening)
-        if start < 0 or (start and self.is_first):
+        if not answer.startswith(self.prefix):
+            return None
+        start = answer.find(self.opening, len(self.prefix))
+        if start < 0 or (self.is_next and start > len(self.prefix)):
             return None
         part = answer[start + len(self.opening) :]
-        return part if sum(value.startswith(part) and value != part for value in self.values) > 1 else None
+        count = sum(value.startswith(part) and value != part for value in self.values)
+        return part if count > 1 or (count and self.others > -math.inf) else None
 
-    def shares(self, begun: bytes, tokens: TokensByByte) -> Iterator[tuple[int, float]]:
-        """Yield the tokens that go on with a value after `begun`, and the log of each one's share of the weights."""
+    def shares(self, begun: bytes, tokens: TokensByByte) -> tuple[float, dict[int, float]]:
+        """Return the log shares of the weights after `begun`: of a token that leaves all values, and of each that does not."""
         following: defaultdict[int, list[tuple[bytes, float]]] = defaultdict(list)
         for value, weight in self.values.items():
             if value.startswith(begun) and value != begun:
                 following[value[len(begun)]].append((value[len(begun) :], weight))
-        whole = _log_sum([weight for rests in following.values() for _, weight in rests])
+        whole = _log_sum([self.others, *(weight for rests in following.values() for _, weight in rests)])
+        found: dict[int, float] = {}
         for byte, rests in following.items():
             for token in tokens.beginning(byte):
                 text = tokens.texts[token]
                 if weights := [weight for rest, weight in rests if rest.startswith(text) or text.startswith(rest)]:
-                    yield token, _log_sum(weights) - whole
+                    found[token] = _log_sum([self.others, *weights]) - whole
+        return self.others - whole, found
 
 
 class TokensByByte:
@@ -84,8 +92,12 @@ class ChoicePrior(LogitsProcessor):
         self._num_read = len(answer)
         for choice in self._choices:
             if (begun := choice.begun(self._text)) is not None:
-                for token, share in choice.shares(begun, self._tokens):  # the grammar forbids the other tokens
-                    logits_V[token] += share
+                elsewhere, shares = choice.shares(begun, self._tokens)
+                if elsewhere == -math.inf:
+                    elsewhere = 0.0  # the grammar forbids these tokens
+                logits_V += np.float32(elsewhere)
+                for token, share in shares.items():
+                    logits_V[token] += share - elsewhere
 
 
 class CallPrior(LogitsProcessor):

@@ -13,7 +13,7 @@ from tiny_rankers import TALK, TEXTS, add_ranker, write_ranked_bundle
 
 import openafm as fm
 from openafm.bundle import BundleTamperedError, open_bundle
-from openafm.framework.backends import choice_priors
+from openafm.framework.backends import answer_priors
 from openafm.framework.backends.loaded_model import LoadedModel, load
 from openafm.ranking.ranker import open_ranker
 from openafm.ranking.table import RankerError
@@ -45,7 +45,7 @@ TOOLS = tuple(ToolDefinition(name=name.replace(" ", "_"), description="", parame
 def strong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights have no opinion, but their logits differ: the ranker decides."""
     for name in ("LABEL_WEIGHT", "TOOL_WEIGHT", "CALL_WEIGHT"):
-        monkeypatch.setattr(choice_priors, name, 20.0)
+        monkeypatch.setattr(answer_priors, name, 20.0)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def answer(model: LoadedModel, turns: tuple[Turn, ...], tools: tuple[ToolDefinit
         stop_tokens=model.template.stop_tokens(model.tokenizer),
         max_tokens=60,
         grammar=model.grammar(None, tools, max_calls=1),
-        processors=model.processors(turns, None, tools),
+        processors=model.prior(turns, None, tools).processors,
     )
     return model.template.parse_assistant(model.tokenizer, [event.token for event in generation])
 
@@ -93,7 +93,7 @@ def test_tools_and_whether_one_is_called(bundle: Path) -> None:
             turns = (Instructions(text="Help.", tools=TOOLS), UserTurn(text=text))
             (call,) = answer(model, turns).tool_calls
             assert call == ToolCall(name=label.replace(" ", "_"), arguments={})
-    starts = {text: model.processors((UserTurn(text=text),), None, TOOLS) for text in (*TALK, *TEXTS["weather"])}
+    starts = {text: model.prior((UserTurn(text=text),), None, TOOLS).processors for text in (*TALK, *TEXTS["weather"])}
     (calls_token,) = model.template.tool_calls_prompt(model.tokenizer)
     for text, processors in starts.items():
         logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
@@ -107,15 +107,15 @@ def test_after_an_output_of_a_tool_the_model_decides_alone(bundle: Path) -> None
     model = load(open_bundle(bundle))
     call = ToolCall(name="weather", arguments={})
     turns = (UserTurn(text="will it rain"), AssistantTurn(tool_calls=(call,)), ToolTurn(name="weather", text="no"))
-    assert model.processors(turns[:1], None, TOOLS)
-    assert model.processors(turns, None, TOOLS) == ()
+    assert model.prior(turns[:1], None, TOOLS).processors
+    assert model.prior(turns, None, TOOLS).processors == ()
 
 
 def test_an_adapter_has_its_own_labels(bundle: Path, tmp_path: Path) -> None:
     adapter = write_random_adapter(tmp_path / "own.fmadapter", open_bundle(bundle))
     adapted = load(open_bundle(bundle), adapter)
     assert adapted.priors is None
-    assert adapted.processors((UserTurn(text="will it rain"),), SCHEMA) == ()
+    assert adapted.prior((UserTurn(text="will it rain"),), SCHEMA).processors == ()
 
 
 def test_bundles_with_and_without_a_ranker_share_nothing(bundle: Path, tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_descriptions_of_labels_are_ranked(bundle: Path) -> None:
 
 
 def test_a_bundle_without_a_ranker_has_no_priors(tmp_path: Path) -> None:
-    assert load(write_native_bundle(tmp_path / "tiny")).processors((UserTurn(text="play"),), SCHEMA, TOOLS) == ()
+    assert load(write_native_bundle(tmp_path / "tiny")).prior((UserTurn(text="play"),), SCHEMA, TOOLS).processors == ()

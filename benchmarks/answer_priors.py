@@ -6,12 +6,12 @@
 
 for English texts of known label sets (`held_out`), English label sets without a text in training (`unseen`), and German,
 French, Japanese and Turkish (`others`). Power 0 is the decoder alone, `ranker` the ranker alone. `ms` are medians of a
-guided response to one short text, with and without the ranker. The powers of `framework/backends/choice_priors.py` are
+guided response to one short text, with and without the ranker. The powers of `framework/backends/answer_priors.py` are
 chosen here.
 
-    python benchmarks/choice_priors.py [BUNDLE] [--count 300] [--quick] [--json]
+    python benchmarks/answer_priors.py [BUNDLE] [--count 300] [--quick] [--json]
 
-A full run writes docs/benchmarks/choice_priors.json.
+A full run writes docs/benchmarks/answer_priors.json.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from shared.reporting import benchmark_parser, hand_in
 import openafm as fm
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.evaluation.fresh.cases import label_schema
-from openafm.framework.backends import choice_priors
-from openafm.framework.backends.choice_priors import tool_text
+from openafm.framework.backends import answer_priors
+from openafm.framework.backends.answer_priors import tool_text
 from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.session.session import LanguageModelSession
 from openafm.ranking.ranker import Ranker, open_ranker
@@ -44,7 +44,7 @@ from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, UserTurn
 
-REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "choice_priors.json"
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "answer_priors.json"
 POWERS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 SEED, MOST_TOKENS, NUM_TIMED = 4242, 160, 60
 
@@ -101,7 +101,7 @@ def requests(languages: dict[str, float], count: int) -> Iterator[Request]:
 
 
 def set_power(power: float) -> None:
-    choice_priors.LABEL_WEIGHT = choice_priors.TOOL_WEIGHT = choice_priors.CALL_WEIGHT = power
+    answer_priors.LABEL_WEIGHT = answer_priors.TOOL_WEIGHT = answer_priors.CALL_WEIGHT = power
 
 
 def row(
@@ -152,7 +152,7 @@ def called_tool(model: LoadedModel, request: Request) -> str | None:
         stop_tokens=model.template.stop_tokens(model.tokenizer),
         max_tokens=MOST_TOKENS,
         grammar=model.grammar(None, tools, must_call=True, max_calls=1),
-        processors=model.processors(turns, None, tools),
+        processors=model.prior(turns, None, tools).processors,
     )
     text = model.tokenizer.decode([event.token for event in generation])
     return next((tool.name for tool in tools if f'"name":"{tool.name}"' in text), None)
@@ -165,7 +165,7 @@ def calls(model: LoadedModel, request: Request) -> bool:
     sequence = model.engine.new_sequence()
     (logits_V,) = model.engine.step([(sequence, prompt)])
     model.engine.close(sequence)
-    for processor in model.processors(turns, None, tools):
+    for processor in model.prior(turns, None, tools).processors:
         processor.process(logits_V, ())
     weights_V = np.exp(logits_V[: model.tokenizer.vocab_size] - logits_V.max())
     (calls_token,) = model.template.tool_calls_prompt(model.tokenizer)

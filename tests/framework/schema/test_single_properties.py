@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 import openafm as fm
-from openafm.framework.schema.choices import choices_of, single_properties
+from openafm.framework.schema.single_properties import choices_of, single_properties
 
 
 class Mood(Enum):
