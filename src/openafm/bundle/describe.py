@@ -140,11 +140,8 @@ def describe_bundle(bundle: Bundle) -> Description:
         bits=stored_bits(bundle),
         signature=bundle.signature,
     )
-    return replace(
-        described,
-        reader_bytes=_bytes_of(bundle.reader),
-        ranker_bytes=_bytes_of(bundle.ranker) + _bytes_of(bundle.span_ranker),
-    )
+    ranker_bytes = _bytes_of(bundle.ranker) + _bytes_of(bundle.span_ranker)
+    return replace(described, reader_bytes=_bytes_of(bundle.reader), ranker_bytes=ranker_bytes)
 
 
 def _bytes_of(part: Path | None) -> int:

@@ -20,7 +20,7 @@ from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import ContentTurn, JsonSchema, ToolDefinition, Turn, UserTurn
 
-LABEL_WEIGHT, TOOL_WEIGHT, CALL_WEIGHT = 0.5, 0.5, 0.5
+LABEL_WEIGHT, TOOL_WEIGHT, CALL_WEIGHT = 2.0, 2.0, 0.25
 """Powers of the ranker's probabilities (`benchmarks/answer_priors.py`)."""
 SURELY = 0.97
 """An optional field is left out, or required, if the span ranker is so sure of it."""

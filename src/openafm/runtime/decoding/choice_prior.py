@@ -48,7 +48,7 @@ class PriorChoice:
         return part if count > 1 or (count and self.others > -math.inf) else None
 
     def shares(self, begun: bytes, tokens: TokensByByte) -> tuple[float, dict[int, float]]:
-        """Return the log shares of the weights after `begun`: of a token that leaves all values, and of each that does not."""
+        """Return log shares of the weights after `begun`: of tokens that leave all values, and of each that does not."""
         following: defaultdict[int, list[tuple[bytes, float]]] = defaultdict(list)
         for value, weight in self.values.items():
             if value.startswith(begun) and value != begun:
