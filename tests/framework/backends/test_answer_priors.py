@@ -1,4 +1,4 @@
-"""A bundle with a ranker: labels, tools and calls of sessions, servers and classifiers follow it, adapters do not."""
+"""A bundle with rankers: labels, tools, calls and values follow them, in sessions and classifiers; adapters do not."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny_bundles import write_native_bundle, write_random_adapter
-from tiny_rankers import TALK, TEXTS, add_ranker, write_ranked_bundle
+from tiny_rankers import TALK, TEXTS, add_ranker, add_span_ranker, write_ranked_bundle
 
 import openafm as fm
 from openafm.bundle import BundleTamperedError, open_bundle
 from openafm.framework.backends import answer_priors
+from openafm.framework.backends.answer_priors import with_decided_fields
 from openafm.framework.backends.loaded_model import LoadedModel, load
 from openafm.ranking.ranker import open_ranker
+from openafm.ranking.span_ranker import FoundValue
 from openafm.ranking.table import RankerError
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.sampling import GreedyConfig
@@ -43,7 +45,7 @@ TOOLS = tuple(ToolDefinition(name=name.replace(" ", "_"), description="", parame
 
 @pytest.fixture(autouse=True)
 def strong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights have no opinion, but their logits differ: the ranker decides."""
+    """Random weights know nothing, but their logits differ: let the ranker decide."""
     for name in ("LABEL_WEIGHT", "TOOL_WEIGHT", "CALL_WEIGHT"):
         monkeypatch.setattr(answer_priors, name, 20.0)
 
@@ -144,3 +146,65 @@ def test_descriptions_of_labels_are_ranked(bundle: Path) -> None:
 
 def test_a_bundle_without_a_ranker_has_no_priors(tmp_path: Path) -> None:
     assert load(write_native_bundle(tmp_path / "tiny")).prior((UserTurn(text="play"),), SCHEMA, TOOLS).processors == ()
+
+
+WEATHER = ToolDefinition(
+    name="weather",
+    description="",
+    parameters={
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "day": {"type": "string"}, "degrees": {"type": "integer"}},
+        "required": ["city"],
+        "additionalProperties": False,
+        "x-order": ["city", "day", "degrees"],
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def with_spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_span_ranker(write_native_bundle(tmp_path_factory.mktemp("spans") / "tiny").path)
+
+
+def test_values_of_calls_are_spans_of_the_request(with_spans: Path) -> None:
+    """Without an opinion of the model: the tokens that the prior alone makes likeliest."""
+    model = load(open_bundle(with_spans))
+    (calls_token,) = model.template.tool_calls_prompt(model.tokenizer)
+    for city in ("Lima", "New York", "Rio de Janeiro"):
+        turns = (Instructions(text="Help.", tools=(WEATHER,)), UserTurn(text=f"rain in {city} on friday"))
+        prior = model.prior(turns, None, (WEATHER,))
+        assert prior.tools[0].parameters["required"] == ["city", "day"]
+        text = '[{"name":"weather","arguments":{"city":"'
+        answer = [calls_token, *model.tokenizer.encode(text)]
+        while model.tokenizer.decode(answer).count('"') == text.count('"'):
+            logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
+            for processor in prior.processors:
+                processor.process(logits_V, answer)
+            answer.append(int(logits_V.argmax()))
+        assert model.tokenizer.decode(answer).endswith(f'"city":"{city}"')
+
+
+def test_fields_without_a_value_are_left_out_of_the_first_answer_alone(with_spans: Path) -> None:
+    model = load(open_bundle(with_spans))
+    request = UserTurn(text="is it cold in Oslo")
+    first = model.prior((request,), None, (WEATHER,))
+    assert list(first.tools[0].parameters["properties"]) == ["city", "degrees"]
+    assert first.tools[0].parameters["x-order"] == ["city", "degrees"]
+    schema = {"title": "weather", **WEATHER.parameters}
+    assert list((model.prior((request,), schema).schema or {})["properties"]) == ["city", "degrees"]
+    earlier = (UserTurn(text="rain on friday?"), AssistantTurn(text="where?"), request)
+    for later in (model.prior((request,), None, (WEATHER,), continues=True), model.prior(earlier, None, (WEATHER,))):
+        assert later.tools == (WEATHER,)
+        assert later.processors == ()
+
+
+def test_fields_are_decided_only_if_optional_and_sure() -> None:
+    values = {name: FoundValue({}, absent, 0.0) for name, absent in (("a", 0.99), ("b", 0.01), ("c", 0.5), ("d", 0.99))}
+    properties = {name: {"type": "string"} for name in "abcde"}
+    schema = {"properties": properties, "required": ["d"], "x-order": ["b", "a", "c", "d", "e"]}
+    decided = with_decided_fields(schema, values)
+    assert list(decided["properties"]) == ["b", "c", "d", "e"]
+    assert decided["required"] == ["d", "b"]
+    assert decided["x-order"] == ["b", "c", "d", "e"]
+    assert with_decided_fields({"properties": properties, "required": list(properties)}, values)["properties"] == properties
+    assert with_decided_fields({"type": "string"}, values) == {"type": "string"}

@@ -102,3 +102,32 @@ def test_longer_values_are_told_from_their_beginnings():
     assert logits[6] == pytest.approx(logits[7]) == pytest.approx(math.log(1 / (1 + math.exp(-1))), abs=1e-5)
     assert logits[5] == pytest.approx(logits[8]) == pytest.approx(math.log(1 / (1 + math.exp(1))), abs=1e-5)
     assert not any(logits[token] for token in itertools.chain(range(5), (9, 10, 11)))
+
+
+def test_other_values_have_their_own_weight():
+    """The prior is a mixture: spans with their weights, and all other texts as the model has them."""
+    choice = PriorChoice(
+        prefix=b"{", opening=b'"label":"', values={b'ab"': math.log(0.6), b'b"': math.log(0.3)}, others=math.log(0.1)
+    )
+    prior, added = ChoicePrior([choice], tokens), {}
+    for way in ((2, 3, 6), (4, 6), (2, 5), (3, 6), (9,)):
+        answer, total = [1], 0.0
+        for token in way:
+            logits = np.zeros(len(TEXTS), np.float32)
+            prior.process(logits, answer)
+            total += float(logits[token])
+            answer.append(token)
+        added[way] = total
+    assert added[2, 3, 6] == pytest.approx(math.log(0.7), abs=1e-5)  # the value or another text: nothing says which
+    assert added[4, 6] == pytest.approx(math.log(0.7), abs=1e-5)
+    assert added[3, 6] == pytest.approx(math.log(0.4), abs=1e-5)
+    assert added[9,] == added[2, 5] == pytest.approx(math.log(0.1), abs=1e-5)
+
+
+def test_the_answer_begins_with_the_prefix():
+    choice = PriorChoice(prefix=b'{"label":"', opening=b"a", values={b'b"': 0.0, b'c"': 0.0})
+    assert choice.begun(b'{"label":"a') == b""
+    assert choice.begun(b'{"label":"xa') == b""
+    assert choice.begun(b'{"other":"a') is None
+    assert choice.begun(b"a") is None
+    assert PriorChoice(prefix=b"{", opening=b"a", values={b'b"': 0.0, b'c"': 0.0}, is_next=True).begun(b"{xa") is None
