@@ -14,6 +14,8 @@ from openafm.bundle import open_bundle
 from openafm.core.config import override
 from openafm.evaluation import held_out
 from openafm.evaluation.fresh.cases import label_cases
+from openafm.ranking.ranker import open_ranker, write_ranker
+from openafm.ranking.training import ChoiceSet, RankedChoice, RankerTrainingConfig, train_ranker
 from openafm.reading.page import FILES
 from openafm.recipes.config import RunConfig
 from openafm.recipes.prepare import prepare_run
@@ -144,12 +146,15 @@ def test_assembly_from_bundles_gives_the_same_bundle(assembled: list[str], home:
     assert before == {file: file.stat().st_mtime_ns for file in (home / "bundles").rglob("*")}
 
 
-def test_the_reader_of_pages_stays(assembled: list[str], tmp_path: Path) -> None:
+def test_the_reader_and_the_rankers_stay(assembled: list[str], tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+    choices = tuple(RankedChoice(names=(name,), texts=(name,)) for name in ("music", "weather"))
+    config = RankerTrainingConfig(num_buckets=64, dim=2, num_steps=1)
+    write_ranker(tmp_path / "nano" / "ranker", *train_ranker(config, [ChoiceSet(choices=choices, weight=1.0)]))
     folder = tmp_path / "nano" / "reader"
     folder.mkdir()
     for name in FILES:
-        (folder / name).write_bytes(name.encode())
+        (folder / name).write_text('{"digest": "0"}')
     bundle = open_bundle(tmp_path / "nano")
     recovery = bundle.recovery_adapter
     assert recovery is not None
@@ -163,7 +168,8 @@ def test_the_reader_of_pages_stays(assembled: list[str], tmp_path: Path) -> None
         )
         assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
         assert (folder / "pages.fmadapter").is_dir() == stays
-        assert {name: (folder / name).read_bytes() for name in FILES} == {name: name.encode() for name in FILES}
+        assert {(folder / name).read_text() for name in FILES} == {'{"digest": "0"}'}
+        assert open_ranker(tmp_path / "nano" / "ranker").config.num_buckets == 64
 
 
 def test_scores_are_cached(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
