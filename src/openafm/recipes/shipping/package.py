@@ -60,7 +60,8 @@ def ship(
         check_size(files)
         for part in PARTS:
             if (out / part).is_dir():
-                shutil.copytree(out / part, draft.path / part)
+                # An adapter of the reader may belong to the former weights; answers to texts do not need it.
+                shutil.copytree(out / part, draft.path / part, ignore=shutil.ignore_patterns("*.fmadapter"))
         whole = open_bundle(draft.path)
         results = ShippedResults(
             description=describe_bundle(draft),
