@@ -38,7 +38,18 @@ def test_values_that_may_occur_several_times_are_no_choice():
     assert choices_of({"properties": {"color": COLORS, "parts": listed}}) == {}
     assert choices_of({"properties": {"tags": {"type": "array", "items": COLORS}}}) == {}
     assert choices_of({"properties": {"color": COLORS, "b": {"properties": {"color": {"type": "string"}}}}}) == {}
-    assert choices_of({"anyOf": [{"properties": {"color": COLORS}}, {"type": "null"}]}) == {}
+    cars = [{"properties": {"color": COLORS}}, {"properties": {"color": COLORS, "doors": {"type": "integer"}}}]
+    assert choices_of({"anyOf": cars}) == {}
+    assert choices_of({"allOf": cars[:1]}) == {}
+
+
+def test_an_object_or_null_has_its_properties():
+    schema = {"anyOf": [{"properties": {"color": COLORS}}, {"type": "null"}]}
+    assert choices_of(schema) == {"color": ("red", "green")}
+    assert choices_of({"properties": {"car": schema}}) == {"color": ("red", "green")}
+    assert choices_of({"$defs": {"Car": schema["anyOf"][0]}, "anyOf": [{"$ref": "#/$defs/Car"}, {"type": "null"}]})
+    paths = [each.path for each in single_properties({"properties": {"car": schema}})]
+    assert paths == [(), ("car",), ("car", "color")]
 
 
 def test_other_values_are_no_choice():

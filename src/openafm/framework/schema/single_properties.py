@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from openafm.tokenizer.conversation import JsonSchema
 
 _LOCAL = "#/$defs/"
 _MOST_DEPTH = 32
+_ONE_OF = ("anyOf", "oneOf")
 _SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf", "additionalProperties")
+
+_Found: TypeAlias = tuple[tuple[str, ...], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,25 @@ def choices_of(schema: JsonSchema) -> dict[str, tuple[str, ...]]:
     return {each.name: each.choices for each in single_properties(schema) if len(each.choices) > 1}
 
 
-def _properties(
-    root: JsonSchema, schema: Any, path: tuple[str, ...], depth: int
-) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any] | None]]:
-    """Yield each property; with None those that may occur several times, or not at all."""
+def _properties(root: JsonSchema, schema: Any, path: tuple[str, ...], depth: int) -> Iterator[_Found]:
+    """Yield a property and those in it; with None those that may occur several times, or not at all."""
     schema = _resolved(root, schema)
-    if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
-        return
-    yield path, schema
+    if isinstance(schema, Mapping) and depth <= _MOST_DEPTH:
+        yield path, schema
+        yield from _inside(root, schema, path, depth)
+
+
+def _inside(root: JsonSchema, schema: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Iterator[_Found]:
     for key, value in (schema.get("properties") or {}).items():
         yield from _properties(root, value, (*path, key), depth + 1)
     for key in _SEVERAL:
         parts = schema.get(key)
-        for part in parts if isinstance(parts, list) else [parts]:
+        found = [_resolved(root, part) for part in (parts if isinstance(parts, list) else [parts])]
+        objects = [part for part in found if isinstance(part, Mapping) and part.get("properties")]
+        if key in _ONE_OF and len(objects) == 1 and depth <= _MOST_DEPTH:  # such as an object or null
+            yield from _inside(root, objects[0], path, depth + 1)
+            continue
+        for part in found:
             for inner, _ in _properties(root, part, (), depth + 1):
                 if inner:
                     yield inner, None
