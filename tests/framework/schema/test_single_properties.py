@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 import openafm as fm
-from openafm.framework.schema.single_properties import choices_of, single_properties
+from openafm.framework.schema.single_properties import choices_of, single_properties, title_of
 
 
 class Mood(Enum):
@@ -48,6 +48,9 @@ def test_an_object_or_null_has_its_properties():
     assert choices_of(schema) == {"color": ("red", "green")}
     assert choices_of({"properties": {"car": schema}}) == {"color": ("red", "green")}
     assert choices_of({"$defs": {"Car": schema["anyOf"][0]}, "anyOf": [{"$ref": "#/$defs/Car"}, {"type": "null"}]})
+    assert title_of({"anyOf": [{"type": "null"}, {"title": "Car", "properties": {}}]}) == "Car"
+    assert title_of({"title": "Trip", "anyOf": [{"title": "Car"}]}) == "Trip"
+    assert title_of({"type": "object"}) == ""
     paths = [each.path for each in single_properties({"properties": {"car": schema}})]
     assert paths == [(), ("car",), ("car", "color")]
 

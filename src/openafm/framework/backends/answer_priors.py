@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from openafm.bundle import Bundle
-from openafm.framework.schema.single_properties import SingleProperty, choices_of, single_properties
+from openafm.framework.schema.single_properties import SingleProperty, choices_of, single_properties, title_of
 from openafm.ranking.ranker import Ranker, open_ranker
 from openafm.ranking.span_ranker import FieldName, FoundValue, SpanRanker, open_span_ranker
 from openafm.runtime.decoding.choice_prior import CallPrior, ChoicePrior, PriorChoice, TokensByByte
@@ -100,7 +100,7 @@ class AnswerPriors:
         choices: list[PriorChoice],
     ) -> tuple[JsonSchema | None, Sequence[ToolDefinition]]:
         """Return schema and tools with the fields that were decided; add the priors of values to the choices."""
-        objects = [] if schema is None else [(schema, str(schema.get("title", "")), b"")]
+        objects = [] if schema is None else [(schema, title_of(schema), b"")]
         objects += [(tool.parameters, tool.name, _arguments_of(tool.name)) for tool in tools]
         texts = [[each for each in single_properties(found) if each.is_text and each.path] for found, _, _ in objects]
         names = [name for (_, title, _), each in zip(objects, texts, strict=True) for name in field_names(each, title)]

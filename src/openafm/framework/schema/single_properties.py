@@ -56,6 +56,13 @@ def choices_of(schema: JsonSchema) -> dict[str, tuple[str, ...]]:
     return {each.name: each.choices for each in single_properties(schema) if len(each.choices) > 1}
 
 
+def title_of(schema: JsonSchema) -> str:
+    """Return the title of a schema, or that of its object where it is an object or null; empty without one."""
+    branches = [_resolved(schema, branch) for key in _ONE_OF for branch in schema.get(key) or ()]
+    titles = (each.get("title") for each in (schema, *branches) if isinstance(each, Mapping))
+    return next((str(title) for title in titles if title), "")
+
+
 def _properties(root: JsonSchema, schema: Any, path: tuple[str, ...], depth: int) -> Iterator[_Found]:
     """Yield a property and those in it; with None those that may occur several times, or not at all."""
     schema = _resolved(root, schema)

@@ -18,7 +18,7 @@ from openafm.core.progress import progress
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.data.synthetic.languages import LANGUAGES
 from openafm.framework.backends.answer_priors import field_names
-from openafm.framework.schema.single_properties import single_properties
+from openafm.framework.schema.single_properties import single_properties, title_of
 from openafm.ranking.span_ranker import write_span_ranker
 from openafm.ranking.span_training import FilledText, SpanTrainingConfig, train_span_ranker
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, JsonSchema, UserTurn
@@ -54,8 +54,7 @@ def filled_texts(conversation: Conversation) -> Iterator[FilledText]:
         elif request.response_format is not None and not answer.tool_calls:
             value = json.loads(answer.text)
             if isinstance(value, dict):
-                title = str(request.response_format.get("title", ""))
-                yield _filled(request.text, request.response_format, title, value)
+                yield _filled(request.text, request.response_format, title_of(request.response_format), value)
 
 
 def _filled(text: str, schema: JsonSchema, context: str, value: Mapping[str, Any]) -> FilledText:
