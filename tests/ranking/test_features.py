@@ -41,3 +41,5 @@ def test_features_are_buckets(text):
 
 def test_long_texts_are_cut():
     assert len(words_of("word " * 10_000, BUCKETS)) == MOST_WORDS
+    (word,) = words_of("x" * 100_000, BUCKETS)
+    assert len(word) < 200

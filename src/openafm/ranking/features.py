@@ -14,13 +14,14 @@ MOST_WORDS = 400  # of a text; the rest is not read
 _DENSE = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # kana, Han, Hangul
 _WORD = re.compile(f"[{_DENSE}]+|[^\\W_{_DENSE}]+|[!?%€$£]|[\U0001f300-\U0001faff]")
 _NUM_DENSE, _NUM_OTHER = (1, 2, 3), (3, 4, 5)
-_KNOWN_WORDS = 100_000
+_MOST_LETTERS = 40  # of a word; the rest is not read
+_KNOWN_WORDS = 20_000
 
 
 def words_of(text: str, num_buckets: int) -> list[tuple[int, ...]]:
     """Return the buckets of the features of each word of a text, at most `MOST_WORDS`."""
     found = (match.group() for match in _WORD.finditer(text.casefold()))
-    return [_features(word, num_buckets) for word, _ in zip(found, range(MOST_WORDS), strict=False)]
+    return [_features(word[:_MOST_LETTERS], num_buckets) for word, _ in zip(found, range(MOST_WORDS), strict=False)]
 
 
 @functools.lru_cache(maxsize=_KNOWN_WORDS)

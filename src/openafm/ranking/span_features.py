@@ -18,7 +18,8 @@ _WORD = re.compile(f"[{_DENSE}]|\\d+|[^\\W\\d_{_DENSE}]+|[^\\w\\s]|_")
 _GRAMS = (3, 4)
 _BEFORE, _AFTER = range(-3, 2), range(-1, 4)  # words around the first and the last one of a span
 _BORDERS = ("^", "$")
-_KNOWN = 100_000
+_MOST_LETTERS = 40  # of a word whose n-grams are features
+_KNOWN_FIELDS = 4_000
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def places_of(words: Sequence[Word], num_buckets: int) -> Places:
     )
 
 
-@functools.lru_cache(_KNOWN)
+@functools.lru_cache(_KNOWN_FIELDS)
 def field_features(name: str, context: str, num_buckets: int) -> tuple[int, ...]:
     """Return the features of a field: its name, with its description, and what it is a field of."""
     parts = [
@@ -86,7 +87,7 @@ def field_features(name: str, context: str, num_buckets: int) -> tuple[int, ...]
 
 
 def _grams(word: str) -> list[str]:
-    bounded = f"<{word}>"
+    bounded = f"<{word[:_MOST_LETTERS]}>"
     return [bounded[at : at + size] for size in _GRAMS for at in range(len(bounded) - size + 1)]
 
 
