@@ -21,7 +21,7 @@ from openafm.bundle import BundleError, BundleNotFoundError, open_bundle, shippe
 from openafm.bundle.library.manifest import BundleManifest, OfferedBundle, OfferedBundleFile
 from openafm.bundle.library.pulling import pull_copy, pull_hub, pull_served
 from openafm.bundle.library.sharing import share_bundles
-from openafm.bundle.store import bundles_home, find_bundle, remove_bundle, set_alias
+from openafm.bundle.store import FILE_PATTERNS, bundles_home, find_bundle, remove_bundle, set_alias
 from openafm.cli.main import run
 from openafm.core.config import ConfigError
 from openafm.core.errors import UsageError
@@ -203,6 +203,11 @@ def test_another_key_and_changed_files_install_nothing(made: Path, tmp_path: Pat
 def test_manifests_list_only_files_of_bundles(path: str) -> None:
     with pytest.raises(ConfigError):
         OfferedBundleFile(path=path, bytes=1, sha256="0" * 64)
+
+
+def test_manifests_list_all_files_of_bundles() -> None:
+    for path in (pattern.replace("*", "00001-of-00002") for pattern in FILE_PATTERNS):
+        assert OfferedBundleFile(path=path, bytes=1, sha256="0" * 64).path == path
 
 
 def test_manifests_are_checked() -> None:

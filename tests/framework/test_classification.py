@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from scripted_models import ScriptedModel
 from tiny_bundles import write_native_bundle, write_tiny_bundle
 
 import openafm as fm
+from openafm.bundle import shipped_bundle
 from openafm.framework.classification import CONTENT_FREE, Classifier
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
 from openafm.tokenizer.schema_text import compact_json
@@ -71,10 +73,14 @@ def test_the_shipped_model_labels_requests_in_any_order() -> None:
     assert asyncio.run(Classifier(LABELS).classify("put on some jazz")).label == "play music"
 
 
-def test_the_prior_is_subtracted_from_the_scores() -> None:
-    """A text without content has no label: with the whole prior, its labels are about equally probable."""
+def test_the_prior_is_subtracted_from_the_scores(tmp_path: Path) -> None:
+    """A text without content has no label: with the whole prior, its labels are about equally probable for the decoder."""
+    shipped = shipped_bundle()
+    assert shipped is not None
+    decoder = shutil.copytree(shipped, tmp_path / "decoder", ignore=shutil.ignore_patterns("ranker", "spans"))
+    model = fm.SystemLanguageModel(bundle=decoder)
     plain, corrected = (
-        Classifier(LABELS, prior_weight=weight).classify_blocking("N/A").probabilities for weight in (0.0, 1.0)
+        Classifier(LABELS, model=model, prior_weight=weight).classify_blocking("N/A").probabilities for weight in (0.0, 1.0)
     )
     assert max(corrected.values()) < max(plain.values())
     assert max(corrected.values()) < 0.6

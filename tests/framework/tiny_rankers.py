@@ -9,9 +9,8 @@ from typing import Any
 from tiny_bundles import write_native_bundle
 
 from openafm.ranking.ranker import RankerConfig, write_ranker
-from openafm.ranking.span_ranker import FieldName, write_span_ranker
+from openafm.ranking.span_ranker import FieldName, SpanRankerConfig, write_span_ranker
 from openafm.ranking.span_training import FilledText, SpanTrainingConfig, train_span_ranker
-from openafm.ranking.table import TableConfig
 from openafm.ranking.training import ChoiceSet, RankedChoice, RankerTrainingConfig, train_ranker
 
 TEXTS = {
@@ -30,7 +29,7 @@ def _trained() -> tuple[RankerConfig, dict[str, Any]]:
 
 
 @functools.cache
-def _trained_on_spans() -> tuple[TableConfig, dict[str, Any]]:
+def _trained_on_spans() -> tuple[SpanRankerConfig, dict[str, Any]]:
     city, day = FieldName("city", "weather"), FieldName("day", "weather")
     patterns = ("rain in {city} on {day}", "is it cold in {city}", "on {day} in {city} please", "how is {city}")
     texts = [

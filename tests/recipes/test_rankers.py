@@ -76,7 +76,7 @@ def test_fields_of_objects_and_of_single_calls_are_read() -> None:
         AssistantTurn(text='{"name":"Mo","day":null}'),
     )
     assert list(spans.filled_texts(Conversation(turns=turns))) == [
-        FilledText(text="weather in Oslo", fields=((FieldName("city where", "get_weather"), "Oslo"),)),
+        FilledText(text="weather in Oslo", fields=((FieldName("city", "get_weather", "where"), "Oslo"),)),
         FilledText(text="Mo comes", fields=((FieldName("name", "Guest"), "Mo"), (FieldName("day", "Guest"), None))),
     ]
 

@@ -31,7 +31,7 @@ def _features(word: str, num_buckets: int) -> tuple[int, ...]:
     else:
         bounded = f"<{word}>"
         parts = [f"w{word}", *(f"g{gram}" for gram in _grams(bounded, _NUM_OTHER) if gram != bounded)]
-    return tuple(zlib.crc32(part.encode()) % num_buckets for part in parts)
+    return tuple(zlib.crc32(part.encode(errors="surrogatepass")) % num_buckets for part in parts)
 
 
 def _grams(word: str, sizes: tuple[int, ...]) -> list[str]:

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from openafm.core.config import from_dict
 from openafm.ranking.features import words_of
-from openafm.ranking.table import QuantizedTable, TableConfig, changed, check_weights, read_part, write_part
+from openafm.ranking.table import QuantizedTable, TableConfig, check_weights, read_part, write_part
 
 NAME = "ranker"
-_KNOWN_CHOICES = 4096
+_KNOWN_CHOICES, _LARGEST = 1024, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class RankerConfig(TableConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(math.isfinite(self.scale) and self.scale > 0, "'scale' must be positive")
-        self.require(math.isfinite(self.none_bias), "'none_bias' must be finite")
+        self.require(0 < self.scale <= _LARGEST, f"'scale' must be positive and at most {_LARGEST}")
+        self.require(abs(self.none_bias) <= _LARGEST, f"'none_bias' must be at most {_LARGEST}")
 
 
 class Ranker:
@@ -100,14 +100,9 @@ def write_ranker(folder: Path, config: RankerConfig, weights: Mapping[str, NDArr
 
 
 def open_ranker(folder: Path) -> Ranker:
-    """Return the ranker in a folder, loaded once until the files change.
+    """Return the ranker in a folder.
 
     Raises:
         RankerError: a file is missing or damaged.
     """
-    return _loaded(folder, changed(folder, NAME))
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(folder: Path, times: tuple[int, ...]) -> Ranker:
     return read_part(folder, NAME, lambda config, weights: Ranker(from_dict(RankerConfig, config), weights))

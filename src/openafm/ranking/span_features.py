@@ -19,7 +19,7 @@ _GRAMS = (3, 4)
 _BEFORE, _AFTER = range(-3, 2), range(-1, 4)  # words around the first and the last one of a span
 _BORDERS = ("^", "$")
 _MOST_LETTERS = 40  # of a word whose n-grams are features
-_KNOWN_FIELDS = 4_000
+_MOST_NAME_WORDS, _KNOWN_FIELDS = 48, 500  # of a field with its description
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def places_of(words: Sequence[Word], num_buckets: int) -> Places:
         return [*near, *forms, both, *(f"{kind}gram{gram}" for gram in _grams(lower[place]))]
 
     def hashed(parts: Sequence[str]) -> tuple[int, ...]:
-        return tuple(zlib.crc32(part.encode()) % num_buckets for part in parts)
+        return tuple(zlib.crc32(part.encode(errors="surrogatepass")) % num_buckets for part in parts)
 
     places = range(len(words))
     return Places(
@@ -80,10 +80,15 @@ def field_features(name: str, context: str, num_buckets: int) -> tuple[int, ...]
     parts = [
         part
         for kind, text in (("f", name), ("c", context))
-        for word in re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).casefold())
+        for word in name_words(text)[:_MOST_NAME_WORDS]
         for part in (f"{kind}{word}", *(f"{kind}gram{gram}" for gram in _grams(word)))
     ]
-    return tuple(zlib.crc32(part.encode()) % num_buckets for part in parts) or (0,)
+    return tuple(zlib.crc32(part.encode(errors="surrogatepass")) % num_buckets for part in parts) or (0,)
+
+
+def name_words(name: str) -> list[str]:
+    """Return the words of a name such as `eventName` or `event_name`."""
+    return re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).casefold())
 
 
 def _grams(word: str) -> list[str]:

@@ -12,7 +12,6 @@ Shapes: W words, D dim, F fields, L lengths.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.config import from_dict
-from openafm.ranking.span_features import MOST_WORDS, field_features, places_of, words_of
-from openafm.ranking.table import QuantizedTable, TableConfig, changed, check_weights, read_part, write_part
+from openafm.ranking.span_features import MOST_WORDS, field_features, name_words, places_of, words_of
+from openafm.ranking.table import QuantizedTable, TableConfig, check_weights, read_part, write_part
 
 NAME = "spans"
 MOST_LENGTH = 14
@@ -35,11 +34,23 @@ _LEAST = 1e-5  # probability of a span
 _Scores: TypeAlias = NDArray[np.float32]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SpanRankerConfig(TableConfig):
+    """A span ranker. `decided` are the names of fields, as words, that training had often with a value and without one."""
+
+    decided: tuple[str, ...] = ()
+
+
 class FieldName(NamedTuple):
-    """A field: its name, with its description after it, and the name of what it is a field of."""
+    """A field: its name, the name of what it is a field of, and its description."""
 
     name: str
     context: str
+    description: str = ""
+
+    def features(self, num_buckets: int) -> tuple[int, ...]:
+        """Return its features. None is an empty list."""
+        return field_features(f"{self.name} {self.description}", self.context, num_buckets)
 
 
 @dataclass(frozen=True)
@@ -62,12 +73,17 @@ class SpanRanker:
         RankerError: the weights do not fit the config, or are not finite.
     """
 
-    def __init__(self, config: TableConfig, weights: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, config: SpanRankerConfig, weights: Mapping[str, NDArray[Any]]) -> None:
         dim = config.dim
         shapes: dict[str, tuple[int, ...]] = {"codes": (config.num_buckets, dim // 2), "scales": (config.num_buckets,)}
         check_weights(weights, shapes | shapes_of(dim))
         self.config, self._table = config, QuantizedTable(weights["codes"], weights["scales"])
+        self._decided = frozenset(config.decided)
         self._weights = {name: weights[name].astype(np.float32) for name in shapes_of(dim)}
+
+    def decides(self, name: str) -> bool:
+        """Return whether a field of this name is known well enough to say that it has no value."""
+        return " ".join(name_words(name)) in self._decided
 
     def find(self, text: str, fields: Sequence[FieldName]) -> list[FoundValue] | None:
         """Return what each field has in a text; None for a text without words, or with more than are searched."""
@@ -76,7 +92,7 @@ class SpanRanker:
             return None
         places = places_of(words, self.config.num_buckets)
         start_WD, end_WD, inside_WD = (self._sums(each) for each in (places.starts, places.ends, places.insides))
-        field_FD = self._sums([field_features(*field, self.config.num_buckets) for field in fields])
+        field_FD = self._sums([field.features(self.config.num_buckets) for field in fields])
         weights = self._weights
         start_FW, end_FW, inside_FW = (
             np.matmul(field_FD @ weights[name], each_WD.T, dtype=np.float32)
@@ -110,7 +126,9 @@ class SpanRanker:
     def _likeliest(self, text: str, words: list[tuple[int, int]], probabilities: NDArray[np.float32]) -> dict[str, float]:
         """The likeliest spans by their text; those that occur several times with the sum of their probabilities."""
         spans: dict[str, float] = {}
-        for index in np.argsort(-probabilities, kind="stable")[:_MOST_SPANS].tolist():
+        count = min(_MOST_SPANS, len(probabilities))
+        likeliest = np.argpartition(-probabilities, count - 1)[:count]
+        for index in likeliest[np.argsort(-probabilities[likeliest], kind="stable")].tolist():
             first, length = divmod(index, MOST_LENGTH)
             if probabilities[index] >= _LEAST:
                 span = text[words[first][0] : words[first + length][1]]
@@ -137,20 +155,15 @@ def _span_scores(start_FW: _Scores, end_FW: _Scores, inside_FW: _Scores, length_
     return scores_FWL
 
 
-def write_span_ranker(folder: Path, config: TableConfig, weights: Mapping[str, NDArray[Any]]) -> None:
+def write_span_ranker(folder: Path, config: SpanRankerConfig, weights: Mapping[str, NDArray[Any]]) -> None:
     """Write a span ranker into a folder, as `spans.json` and `spans.safetensors`."""
     write_part(folder, NAME, config, weights)
 
 
 def open_span_ranker(folder: Path) -> SpanRanker:
-    """Return the span ranker in a folder, loaded once until the files change.
+    """Return the span ranker in a folder.
 
     Raises:
         RankerError: a file is missing or damaged.
     """
-    return _loaded(folder, changed(folder, NAME))
-
-
-@functools.lru_cache(maxsize=4)
-def _loaded(folder: Path, times: tuple[int, ...]) -> SpanRanker:
-    return read_part(folder, NAME, lambda config, weights: SpanRanker(from_dict(TableConfig, config), weights))
+    return read_part(folder, NAME, lambda config, weights: SpanRanker(from_dict(SpanRankerConfig, config), weights))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from openafm.core.config import Config
-from openafm.ranking.span_features import MOST_WORDS, Word, field_features, places_of, words_of
-from openafm.ranking.span_ranker import ABSENT, MOST_LENGTH, OTHER, FieldName, shapes_of
-from openafm.ranking.table import TableConfig, quantized
+from openafm.ranking.span_features import MOST_WORDS, Word, name_words, places_of, words_of
+from openafm.ranking.span_ranker import ABSENT, MOST_LENGTH, OTHER, FieldName, SpanRankerConfig, shapes_of
+from openafm.ranking.table import quantized
 
 _MARKS = " .,;:!?'\""
 _INITIAL_STD = 0.05
+LEAST_DECIDED = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ def train_span_ranker(
     config: SpanTrainingConfig,
     texts: Sequence[FilledText],
     on_step: Callable[[int, float], None] = lambda step, loss: None,
-) -> tuple[TableConfig, dict[str, NDArray[Any]]]:
+) -> tuple[SpanRankerConfig, dict[str, NDArray[Any]]]:
     """Return the config and the weights of a span ranker, as `write_span_ranker` takes them. Deterministic on one thread.
 
     Texts without words or with more than are searched are left out.
@@ -93,7 +95,15 @@ def train_span_ranker(
         table.step()  # type: ignore[no-untyped-call]
         dense.step()
         on_step(number, loss.item())
-    return encoder.exported()
+    config_of_ranker, weights = encoder.exported()
+    return replace(config_of_ranker, decided=decided_names(texts)), weights
+
+
+def decided_names(texts: Sequence[FilledText]) -> tuple[str, ...]:
+    """Return the names of fields, as words, that have a value and none in at least `LEAST_DECIDED` texts each."""
+    found = Counter((" ".join(name_words(field.name)), value is None) for text in texts for field, value in text.fields)
+    names = {name for name, _ in found}
+    return tuple(sorted(name for name in names if min(found[name, True], found[name, False]) >= LEAST_DECIDED))
 
 
 def _example(text: FilledText, num_buckets: int) -> _Example | None:
@@ -105,7 +115,7 @@ def _example(text: FilledText, num_buckets: int) -> _Example | None:
         starts=_Features(places.starts),
         ends=_Features(places.ends),
         insides=_Features(places.insides),
-        fields=_Features([field_features(*field, num_buckets) for field, _ in text.fields]),
+        fields=_Features([field.features(num_buckets) for field, _ in text.fields]),
         right=tuple(_right(text.text, words, value) for _, value in text.fields),
     )
 
@@ -183,11 +193,11 @@ class SpanEncoder(nn.Module):
         sums: Tensor = self.table(ids[is_kept], torch.from_numpy(starts).to(torch.int32))
         return sums
 
-    def exported(self) -> tuple[TableConfig, dict[str, NDArray[Any]]]:
+    def exported(self) -> tuple[SpanRankerConfig, dict[str, NDArray[Any]]]:
         """Return the config and the weights, as `write_span_ranker` takes them."""
         codes, scales = quantized(self.table.weight.detach().numpy())
         dense = {name: weight.detach().numpy().astype(np.float16) for name, weight in self.dense.items()}
-        return TableConfig(num_buckets=self.num_buckets, dim=self.dim), {"codes": codes, "scales": scales, **dense}
+        return SpanRankerConfig(num_buckets=self.num_buckets, dim=self.dim), {"codes": codes, "scales": scales, **dense}
 
 
 def _loss(encoder: SpanEncoder, examples: Sequence[_Example]) -> Tensor:

@@ -111,11 +111,5 @@ def read_part(folder: Path, name: str, build: Callable[[dict[str, Any], dict[str
         if not isinstance(config, dict) or hashlib.sha256(documents[1]).hexdigest() != config.get("digest"):
             raise ValueError(f"{name}.safetensors is not the file of {name}.json")
         return build(config, load(documents[1]))
-    except (SafetensorError, ConfigError, RankerError, ValueError, RecursionError) as error:
+    except (SafetensorError, ConfigError, RankerError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RankerError(f"{folder}: the ranker is damaged: {error}; restore it") from error
-
-
-def changed(folder: Path, name: str) -> tuple[int, ...]:
-    """Return the times at which the files were changed, zeros for files that are missing."""
-    files = (folder / f"{name}.json", folder / f"{name}.safetensors")
-    return tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)

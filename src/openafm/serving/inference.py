@@ -209,7 +209,7 @@ class Answer:
         if isinstance(source, ChatInput):
             stop_tokens = model.template.stop_tokens(model.tokenizer)
             prior = model.prior(source.turns, source.schema, source.tools)
-            grammar = model.grammar(prior.schema, prior.tools, must_call=source.must_call, max_calls=source.max_calls)
+            grammar = model.grammar(source.schema, prior.tools, must_call=source.must_call, max_calls=source.max_calls)
             processors = prior.processors
             closes = source.schema is not None and not source.tools
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tiny_rankers import TALK, TEXTS, add_ranker, add_span_ranker, write_ranked_
 import openafm as fm
 from openafm.bundle import BundleTamperedError, open_bundle
 from openafm.framework.backends import answer_priors
-from openafm.framework.backends.answer_priors import with_decided_fields
+from openafm.framework.backends.answer_priors import AnswerPrior, with_decided_fields
 from openafm.framework.backends.loaded_model import LoadedModel, load
 from openafm.ranking.ranker import open_ranker
 from openafm.ranking.span_ranker import FoundValue
@@ -24,7 +25,9 @@ from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ImagePart,
     Instructions,
+    TextPart,
     ToolCall,
     ToolDefinition,
     ToolTurn,
@@ -190,21 +193,132 @@ def test_fields_without_a_value_are_left_out_of_the_first_answer_alone(with_span
     first = model.prior((request,), None, (WEATHER,))
     assert list(first.tools[0].parameters["properties"]) == ["city", "degrees"]
     assert first.tools[0].parameters["x-order"] == ["city", "degrees"]
-    schema = {"title": "weather", **WEATHER.parameters}
-    assert list((model.prior((request,), schema).schema or {})["properties"]) == ["city", "degrees"]
     earlier = (UserTurn(text="rain on friday?"), AssistantTurn(text="where?"), request)
     for later in (model.prior((request,), None, (WEATHER,), continues=True), model.prior(earlier, None, (WEATHER,))):
-        assert later.tools == (WEATHER,)
-        assert later.processors == ()
+        assert later == AnswerPrior(tools=(WEATHER,))
+
+
+def test_fields_with_names_that_are_not_known_stay(with_spans: Path) -> None:
+    properties = {"cursor": {"type": "string"}, "day": {"type": "string"}}
+    unknown = replace(WEATHER, parameters={**WEATHER.parameters, "properties": properties, "required": [], "x-order": []})
+    prior = load(open_bundle(with_spans)).prior((UserTurn(text="is it cold in Oslo"),), None, (unknown,))
+    assert list(prior.tools[0].parameters["properties"]) == ["cursor"]
+
+
+def test_the_second_request_of_a_session_continues(with_spans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values may stand in the first request. The weights are random: only what the priors are asked for is compared."""
+    seen: list[bool] = []
+    of_answer = answer_priors.AnswerPriors.of_answer
+
+    def recorded(self: object, *arguments: object, continues: bool) -> object:
+        seen.append(continues)
+        return of_answer(self, *arguments, continues=continues)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(answer_priors.AnswerPriors, "of_answer", recorded)
+    session = fm.LanguageModelSession("Help.", fm.SystemLanguageModel(bundle=with_spans))
+    for text in ("rain in Lima on friday", "and in Oslo"):
+        session.respond_blocking(text, json_schema=SCHEMA)
+    assert seen == [False, True]
+
+
+def test_values_in_images_are_not_absent(with_spans: Path) -> None:
+    image = ImagePart(digest="0" * 64, num_tokens=1)
+    turn = UserTurn(content=(TextPart(text="is it cold in Oslo"), image))
+    assert load(open_bundle(with_spans)).prior((turn,), None, (WEATHER,)) == AnswerPrior(tools=(WEATHER,))
+
+
+VALUES = {
+    "a": FoundValue({}, 0.99, 0.0),
+    "b": FoundValue({"x": 0.95}, 0.01, 0.0),
+    "c": FoundValue({"x": 0.5}, 0.5, 0.0),
+    "d": FoundValue({}, 0.99, 0.0),
+    "e": FoundValue({"x": 0.5, "y": 0.4}, 0.01, 0.0),  # surely present, but which span?
+    "f": FoundValue({"x": 0.0}, 0.96, 0.0),
+}
+CLOSED = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in "abcdefg"},
+    "required": ["d"],
+    "additionalProperties": False,
+    "x-order": ["b", "a", "c", "d", "e", "f", "g"],
+}
 
 
 def test_fields_are_decided_only_if_optional_and_sure() -> None:
-    values = {name: FoundValue({}, absent, 0.0) for name, absent in (("a", 0.99), ("b", 0.01), ("c", 0.5), ("d", 0.99))}
-    properties = {name: {"type": "string"} for name in "abcde"}
-    schema = {"properties": properties, "required": ["d"], "x-order": ["b", "a", "c", "d", "e"]}
-    decided = with_decided_fields(schema, values)
-    assert list(decided["properties"]) == ["b", "c", "d", "e"]
+    decided = with_decided_fields(CLOSED, VALUES)
+    assert list(decided["properties"]) == ["b", "c", "d", "e", "f", "g"]
     assert decided["required"] == ["d", "b"]
-    assert decided["x-order"] == ["b", "c", "d", "e"]
-    assert with_decided_fields({"properties": properties, "required": list(properties)}, values)["properties"] == properties
-    assert with_decided_fields({"type": "string"}, values) == {"type": "string"}
+    assert decided["x-order"] == ["b", "c", "d", "e", "f", "g"]
+    assert with_decided_fields({**CLOSED, "required": list("abcdef")}, VALUES)["properties"] == CLOSED["properties"]
+    assert with_decided_fields({"type": "string"}, VALUES) == {"type": "string"}
+
+
+def test_schemas_with_other_conditions_stay_as_they_are() -> None:
+    """A field that is left out could make them unsatisfiable, or lose its own condition."""
+    assert list(with_decided_fields({**CLOSED, "additionalProperties": True}, VALUES)["properties"]) == list("abcdefg")
+    for key, value in (
+        ("anyOf", [{"required": ["a"]}, {"required": ["c"]}]),
+        ("dependentRequired", {"b": ["a"]}),
+        ("maxProperties", 1),
+        ("if", {}),
+        ("$defs", {}),
+    ):
+        assert with_decided_fields({**CLOSED, key: value}, VALUES) == {**CLOSED, key: value}
+    child = {**CLOSED, "properties": {"a": {"type": "string"}, "h": {"$ref": "#/properties/a"}}}
+    assert with_decided_fields(child, VALUES) == child
+
+
+def test_labels_that_are_no_words_are_left_to_the_model(bundle: Path) -> None:
+    priors = load(open_bundle(bundle)).priors
+    assert priors is not None
+    for labels in (("A", "B", "C"), ("1", "2", "3"), ("yes", "no"), ("S", "M", "large")):
+        assert priors.of_labels("play some jazz", dict.fromkeys(labels, "")) == [0.0] * len(labels)
+    assert priors.of_labels("play some jazz", {"A": "set alarm", "B": "play music"})[1] > -1
+    assert any(priors.of_labels("音楽", {"音": "", "雨": ""}))
+
+
+def test_priors_of_a_schema_do_not_act_in_calls(bundle: Path) -> None:
+    model = load(open_bundle(bundle))
+    schema = {"type": "object", "properties": {"kind": {"type": "string", "enum": list(LABELS)}}, "required": ["kind"]}
+    prior = model.prior((UserTurn(text="play some jazz"),), schema, TOOLS)
+    for text, is_changed in (('{"kind":"', True), ('[{"name":"x","arguments":{"kind":"', False)):
+        logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
+        for processor in prior.processors:
+            processor.process(logits_V, model.tokenizer.encode(text))
+        assert logits_V.any() == is_changed
+
+
+def test_odd_texts_and_schemas_raise_no_other_errors(bundle: Path, with_spans: Path) -> None:
+    for folder in (bundle, with_spans):
+        model = load(open_bundle(folder))
+        for schema in (
+            {"properties": True},
+            {"type": "object", "properties": {"k": {"enum": ["\ud800", "other"]}}},
+            {"properties": {"": {"enum": ["one", "two"]}, 'a"b\\': {"enum": ["é", "ü x"]}}},
+            {"$ref": "#"},
+            {"enum": [1, "two", None]},
+        ):
+            assert model.prior((UserTurn(text="play \ud800 jazz"),), schema).tools == ()
+
+
+def test_values_are_written_as_in_json(bundle: Path) -> None:
+    """Labels with quotes and letters beyond ASCII, under a property with a quote."""
+    model = load(open_bundle(bundle))
+    labels = ('mood "good"', "größe", "play music")
+    schema = {"type": "object", "properties": {'a "b"': {"type": "string", "enum": list(labels)}}, "required": ['a "b"']}
+    prior = model.prior((UserTurn(text="play some jazz"),), schema)
+    logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
+    prior.processors[0].process(logits_V, model.tokenizer.encode('{"a \\"b\\"":"'))
+    shares = {letter: float(logits_V[model.tokenizer.encode(letter)[0]]) for letter in "mgpx"}
+    assert max(shares, key=lambda letter: shares[letter] if letter != "x" else -np.inf) == "p"
+    assert shares["m"] < -1
+    assert shares["g"] < -1
+    assert shares["x"] == 0  # the grammar forbids it
+
+
+def test_a_damaged_span_ranker_is_found(with_spans: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(with_spans, tmp_path / "copy")
+    weights = copy / "spans" / "spans.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x07")
+    with pytest.raises(BundleTamperedError, match="spans"):
+        open_bundle(copy).verify()

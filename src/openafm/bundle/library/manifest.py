@@ -21,7 +21,7 @@ class OfferedBundleFile(OfferedFile):
     """A file of a bundle."""
 
     OWNER = "a bundle"
-    PATH = r"(recovery\.fmadapter/|reader/(pages\.fmadapter/)?)?" + FILE_NAME
+    PATH = r"(recovery\.fmadapter/|ranker/|spans/|reader/(pages\.fmadapter/)?)?" + FILE_NAME
     PATTERNS = FILE_PATTERNS
 
 

@@ -22,16 +22,20 @@ from openafm.tokenizer.conversation import ContentTurn, JsonSchema, ToolDefiniti
 
 LABEL_WEIGHT, TOOL_WEIGHT, CALL_WEIGHT = 2.0, 2.0, 0.25
 """Powers of the ranker's probabilities (`benchmarks/answer_priors.py`)."""
-SURELY = 0.97
-"""An optional field is left out, or required, if the span ranker is so sure of it."""
+SURELY, LIKELY = 0.97, 0.9
+"""An optional argument is left out if it is surely absent, and required if surely present and one span is likely."""
 _LEAST_OTHER = 1e-3  # probability of a value that is no span of the text
+_MOST_FIELDS = 64  # that are searched for; those of unlikely tools are not
+_DECIDABLE = frozenset(
+    ("type", "title", "description", "properties", "required", "additionalProperties", "x-order", "$schema")
+)
+_NAME = re.compile(r"[^\W\d_]{3,}|[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerPrior:
-    """The schema and the tools of an answer, with optional fields that were decided, and the processors of its logits."""
+    """The tools of an answer, with optional arguments that were decided, and the processors of its logits."""
 
-    schema: JsonSchema | None
     tools: tuple[ToolDefinition, ...]
     processors: tuple[LogitsProcessor, ...] = ()
 
@@ -51,71 +55,46 @@ class AnswerPriors:
     ) -> AnswerPrior:
         """Return the prior of the answer to the last of `turns`, which follow other prompts if the conversation `continues`.
 
-        After outputs of tools there is none: the request fits the tools that were called as well as before. Values of a
-        conversation that continues may stand in earlier prompts, so fields are decided for the first prompt alone.
+        After outputs of tools there is none: the request fits the tools that were called as well as before. Nor is there one
+        for a prompt with images. Values may stand in earlier prompts, so they are searched for in the first prompt alone.
         """
-        plain = AnswerPrior(schema=schema, tools=tuple(tools))
-        if not turns or not isinstance(turns[-1], UserTurn):
+        plain = AnswerPrior(tools=tuple(tools))
+        if not turns or not isinstance(prompt := turns[-1], UserTurn) or prompt.images:
             return plain
-        text, choices, processors = turns[-1].text, list[PriorChoice](), list[LogitsProcessor]()
+        choices, processors = list[PriorChoice](), list[LogitsProcessor]()
+        by_tool = dict.fromkeys((tool.name for tool in tools), 0.0)
         if self.ranker is not None:
-            choices += [self._labels(text, name, values) for name, values in choices_of(schema or {}).items()]
+            choices += [self._labels(prompt.text, name, values) for name, values in choices_of(schema or {}).items()]
             if tools:
-                choices.append(self._tools(self.ranker, text, tools, processors))
+                by_tool, log_odds = _tool_probabilities(self.ranker, prompt.text, tools)
+                weights = {name: TOOL_WEIGHT * each for name, each in by_tool.items()}
+                choices.append(PriorChoice(opening=b'[{"name":"', values=_ended(weights), is_next=True))
+                processors.append(CallPrior(self._calls_token, CALL_WEIGHT * log_odds))
         if self.span_ranker is not None and not continues and sum(isinstance(turn, ContentTurn) for turn in turns) == 1:
-            schema, tools = self._with_fields(self.span_ranker, text, schema, tools, choices)
+            likely = sorted(tools, key=lambda tool: -by_tool[tool.name])
+            found, decided = _found_values(self.span_ranker, prompt.text, schema, likely)
+            choices += found
+            tools = [replace(tool, parameters=decided.get(tool.name, tool.parameters)) for tool in tools]
         if choices:
             processors.append(ChoicePrior(choices, self._tokens))
-        return AnswerPrior(schema=schema, tools=tuple(tools), processors=tuple(processors))
+        return AnswerPrior(tools=tuple(tools), processors=tuple(processors))
 
     def of_labels(self, text: str, labels: Mapping[str, str]) -> list[float]:
-        """Return the weighted log probability of each label; zeros without a ranker.
+        """Return the weighted log probability of each label: zeros without a ranker, and for labels that are no words.
 
         `labels` are names with descriptions, which may be empty.
         """
-        if self.ranker is None:
-            return [0.0] * len(labels)
         described = [f"{name} {about}".strip() for name, about in labels.items()]
+        num_words = sum(_NAME.search(each) is not None for each in described)
+        if self.ranker is None or 2 * num_words <= len(described):
+            return [0.0] * len(described)
         return [LABEL_WEIGHT * float(each) for each in self.ranker.log_probabilities(text, described)]
 
     def _labels(self, text: str, name: str, values: Sequence[str]) -> PriorChoice:
         weights = dict(zip(values, self.of_labels(text, dict.fromkeys(values, "")), strict=True))
-        return PriorChoice(opening=_opening(name) if name else b'"', values=_ended(weights), is_next=not name)
-
-    def _tools(
-        self, ranker: Ranker, text: str, tools: Sequence[ToolDefinition], processors: list[LogitsProcessor]
-    ) -> PriorChoice:
-        """The prior of the first tool; add that of a call to the processors."""
-        *by_tool, none = ranker.log_probabilities(text, [tool_text(tool) for tool in tools], may_be_none=True).tolist()
-        processors.append(CallPrior(self._calls_token, CALL_WEIGHT * (float(np.logaddexp.reduce(by_tool)) - none)))
-        weights = {tool.name: TOOL_WEIGHT * each for tool, each in zip(tools, by_tool, strict=True)}
-        return PriorChoice(opening=b'[{"name":"', values=_ended(weights), is_next=True)
-
-    def _with_fields(
-        self,
-        ranker: SpanRanker,
-        text: str,
-        schema: JsonSchema | None,
-        tools: Sequence[ToolDefinition],
-        choices: list[PriorChoice],
-    ) -> tuple[JsonSchema | None, Sequence[ToolDefinition]]:
-        """Return schema and tools with the fields that were decided; add the priors of values to the choices."""
-        objects = [] if schema is None else [(schema, title_of(schema), b"")]
-        objects += [(tool.parameters, tool.name, _arguments_of(tool.name)) for tool in tools]
-        texts = [[each for each in single_properties(found) if each.is_text and each.path] for found, _, _ in objects]
-        names = [name for (_, title, _), each in zip(objects, texts, strict=True) for name in field_names(each, title)]
-        if (values := ranker.find(text, names)) is None:
-            return schema, tools
-        decided, rest = [], iter(values)
-        for (found, _, prefix), properties in zip(objects, texts, strict=True):
-            by_path = {each.path: next(rest) for each in properties}
-            choices += [_value_prior(prefix, path[-1], value) for path, value in by_path.items() if value.spans]
-            decided.append(with_decided_fields(found, {path[0]: value for path, value in by_path.items() if len(path) == 1}))
-        parameters = decided if schema is None else decided[1:]
-        return (
-            None if schema is None else decided[0],
-            [replace(tool, parameters=each) for tool, each in zip(tools, parameters, strict=True)],
-        )
+        if not name:
+            return PriorChoice(opening=b'"', values=_ended(weights), is_next=True)
+        return PriorChoice(prefix=b"{", opening=_opening(name), values=_ended(weights))
 
 
 def open_priors(bundle: Bundle) -> AnswerPriors | None:
@@ -131,25 +110,69 @@ def open_priors(bundle: Bundle) -> AnswerPriors | None:
     return AnswerPriors(bundle.tokenizer, bundle.template, ranker, span_ranker)
 
 
+def _tool_probabilities(ranker: Ranker, text: str, tools: Sequence[ToolDefinition]) -> tuple[dict[str, float], float]:
+    """Return the log probability of each tool, and the log odds of any of them against none."""
+    log_probabilities = ranker.log_probabilities(text, [tool_text(tool) for tool in tools], may_be_none=True)
+    *by_tool, none = log_probabilities.tolist()
+    return dict(zip((tool.name for tool in tools), by_tool, strict=True)), float(np.logaddexp.reduce(by_tool)) - none
+
+
+def _found_values(
+    ranker: SpanRanker, text: str, schema: JsonSchema | None, tools: Sequence[ToolDefinition]
+) -> tuple[list[PriorChoice], dict[str, JsonSchema]]:
+    """Return the priors of values, and the parameters of tools with optional arguments that were decided."""
+    objects = [] if schema is None else [(schema, title_of(schema), b"{")]
+    objects += [(tool.parameters, tool.name, _arguments_of(tool.name)) for tool in tools]
+    fields = [
+        (prefix, each, name)
+        for found, title, prefix in objects
+        for each in single_properties(found)
+        if each.is_text and each.path
+        for name in field_names([each], title)
+    ][:_MOST_FIELDS]
+    values = ranker.find(text, [name for _, _, name in fields])
+    if values is None:
+        return [], {}
+    found = list(zip(fields, values, strict=True))
+    choices = [_value_prior(prefix, each.name, value) for (prefix, each, _), value in found if value.spans]
+    decided = {
+        tool.name: with_decided_fields(
+            tool.parameters,
+            {
+                each.name: value
+                for (prefix, each, _), value in found
+                if prefix == _arguments_of(tool.name) and len(each.path) == 1 and ranker.decides(each.name)
+            },
+        )
+        for tool in tools
+    }
+    return choices, decided
+
+
 def with_decided_fields(schema: JsonSchema, values: Mapping[str, FoundValue]) -> JsonSchema:
-    """Return a schema of an object without the optional fields that surely have no value, and with those required that have
-    one."""
+    """Return the schema of an object without the optional fields that surely have no value, and with those required that
+    surely have one. A schema with other conditions stays as it is."""
     required, properties = schema.get("required") or [], schema.get("properties") or {}
-    optional = {name: value for name, value in values.items() if name in properties and name not in required}
-    absent = {name for name, value in optional.items() if value.absent > SURELY}
-    present = [name for name, value in optional.items() if value.absent < 1 - SURELY]
-    if not absent and not present:
+    if not schema.keys() <= _DECIDABLE or '"$ref"' in json.dumps(schema):
         return schema
+    optional = {name: value for name, value in values.items() if name in properties and name not in required}
+    may_drop = schema.get("additionalProperties") is False  # else the field would be allowed with any value
+    absent = {name for name, value in optional.items() if may_drop and value.absent > SURELY}
+    present = [
+        name
+        for name, value in optional.items()
+        if value.absent < 1 - SURELY and max(value.spans.values(), default=0.0) > LIKELY
+    ]
     kept = {name: each for name, each in properties.items() if name not in absent}
     changed: JsonSchema = {**schema, "properties": kept, "required": [*required, *present]}
     if "x-order" in schema:
         changed["x-order"] = [name for name in schema["x-order"] if name not in absent]
-    return changed
+    return changed if absent or present else schema
 
 
 def field_names(properties: Sequence[SingleProperty], context: str) -> list[FieldName]:
     """Return the names of fields as the span ranker knows them. `context` is the title of a schema or the name of a tool."""
-    return [FieldName(f"{each.name} {each.schema.get('description') or ''}".rstrip(), context) for each in properties]
+    return [FieldName(each.name, context, str(each.schema.get("description") or "")) for each in properties]
 
 
 def tool_text(tool: ToolDefinition) -> str:
@@ -168,13 +191,14 @@ def _value_prior(prefix: bytes, name: str, value: FoundValue) -> PriorChoice:
 
 def _opening(name: str) -> bytes:
     """The text of an answer up to the value of a property."""
-    return f'{json.dumps(name, ensure_ascii=False)}:"'.encode()
+    return f'{json.dumps(name, ensure_ascii=False)}:"'.encode(errors="surrogatepass")
 
 
 def _arguments_of(tool: str) -> bytes:
-    return f'[{{"name":{json.dumps(tool, ensure_ascii=False)},"arguments":'.encode()
+    return f'[{{"name":{json.dumps(tool, ensure_ascii=False)},"arguments":'.encode(errors="surrogatepass")
 
 
 def _ended(weights: Mapping[str, float]) -> dict[bytes, float]:
     """Return weights by the JSON text of values without the quote before it."""
-    return {json.dumps(value, ensure_ascii=False)[1:].encode(): weight for value, weight in weights.items()}
+    texts = {value: json.dumps(value, ensure_ascii=False)[1:] for value in weights}
+    return {texts[value].encode(errors="surrogatepass"): weight for value, weight in weights.items()}

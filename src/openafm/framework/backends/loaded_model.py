@@ -136,7 +136,7 @@ class LoadedModel:
     ) -> AnswerPrior:
         """Return what the rankers know of the answer to the last of `turns`, which may follow other prompts."""
         if self.priors is None:
-            return AnswerPrior(schema=schema, tools=tuple(tools))
+            return AnswerPrior(tools=tuple(tools))
         return self.priors.of_answer(turns, schema, tools, continues=continues)
 
     def _failing_tool(self, tools: Sequence[ToolDefinition]) -> str:

@@ -103,7 +103,7 @@ class LocalExecutor(LanguageModelExecutor):
         self._check_fits(num_old + len(new) + 1, request.turns)
         with request.span.child(SpanKind.GRAMMAR, "compile"):
             prior = model.prior(request.turns, request.schema, request.tools, continues=bool(self._texts))
-            schema = prior.schema
+            schema = request.schema
             if schema is not None and request.options.copies_lines:
                 schema = with_copied_lines(schema, "\n".join([*_texts(request.turns), *self._texts]))
             grammar = model.grammar(schema, prior.tools, must_call=request.must_call, max_calls=request.max_calls)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from openafm.tokenizer.conversation import JsonSchema
 
 _LOCAL = "#/$defs/"
-_MOST_DEPTH = 32
 _ONE_OF = ("anyOf", "oneOf")
-_SEVERAL = ("items", "prefixItems", "anyOf", "oneOf", "allOf", "additionalProperties")
-
-_Found: TypeAlias = tuple[tuple[str, ...], Mapping[str, Any] | None]
+_CONSTRAINTS = frozenset({"enum", "const", "pattern", "format", "minLength", "maxLength"})
+_MOST_NODES = 5_000  # of a schema; larger ones are not searched
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,31 @@ class SingleProperty:
     @property
     def is_text(self) -> bool:
         """Whether the value may be a string that the schema does not list."""
-        options = [self.schema, *(each for each in self.schema.get("anyOf") or () if isinstance(each, Mapping))]
-        kinds = [each.get("type") for each in options if not {"enum", "const"} & each.keys()]
-        return any(kind == "string" or (isinstance(kind, list) and "string" in kind) for kind in kinds)
+        return any(_is_string(each) and not {"enum", "const"} & each.keys() for each in self._options)
+
+    @property
+    def is_free_text(self) -> bool:
+        """Whether the value may be any string."""
+        return any(_is_string(each) and not _CONSTRAINTS & each.keys() for each in self._options)
+
+    @property
+    def _options(self) -> list[Mapping[str, Any]]:
+        options = self.schema.get("anyOf")
+        return [self.schema, *(each for each in (options if isinstance(options, list) else ()) if isinstance(each, Mapping))]
 
 
 def single_properties(schema: JsonSchema) -> list[SingleProperty]:
-    """Return the properties in the order of the schema. A name that another property has too is left out."""
-    found = list(_properties(schema, schema, (), 0))
-    counts = Counter(path[-1] if path else "" for path, _ in found)
-    return [SingleProperty(path, each) for path, each in found if each is not None and counts[path[-1] if path else ""] == 1]
+    """Return the properties in the order of the schema.
+
+    A name that occurs twice is left out, and a definition that is used twice is not followed, so that loops end.
+    """
+    nodes = list(_nodes(schema))
+    if len(nodes) > _MOST_NODES or any("patternProperties" in node for node in nodes):
+        return []
+    names = Counter(name for node in nodes for name in _properties_of(node))
+    uses = Counter(reference for node in nodes if isinstance(reference := node.get("$ref"), str))
+    found = list(_single(schema, schema, (), uses))
+    return [each for each in found if not each.path or names[each.name] == 1]
 
 
 def choices_of(schema: JsonSchema) -> dict[str, tuple[str, ...]]:
@@ -58,37 +71,57 @@ def choices_of(schema: JsonSchema) -> dict[str, tuple[str, ...]]:
 
 def title_of(schema: JsonSchema) -> str:
     """Return the title of a schema, or that of its object where it is an object or null; empty without one."""
-    branches = [_resolved(schema, branch) for key in _ONE_OF for branch in schema.get(key) or ()]
-    titles = (each.get("title") for each in (schema, *branches) if isinstance(each, Mapping))
-    return next((str(title) for title in titles if title), "")
+    titles = (each.get("title") for each in (schema, *_branches(schema, schema, None)))
+    return next((title for title in titles if isinstance(title, str) and title), "")
 
 
-def _properties(root: JsonSchema, schema: Any, path: tuple[str, ...], depth: int) -> Iterator[_Found]:
-    """Yield a property and those in it; with None those that may occur several times, or not at all."""
-    schema = _resolved(root, schema)
-    if isinstance(schema, Mapping) and depth <= _MOST_DEPTH:
-        yield path, schema
-        yield from _inside(root, schema, path, depth)
+def _nodes(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield all objects of a schema, at most a few more than are searched."""
+    queue, count = [value], 0
+    while queue and count <= _MOST_NODES:
+        each = queue.pop()
+        if isinstance(each, Mapping):
+            count += 1
+            yield each
+            queue.extend(each.values())
+        elif isinstance(each, list):
+            queue.extend(each)
 
 
-def _inside(root: JsonSchema, schema: Mapping[str, Any], path: tuple[str, ...], depth: int) -> Iterator[_Found]:
-    for key, value in (schema.get("properties") or {}).items():
-        yield from _properties(root, value, (*path, key), depth + 1)
-    for key in _SEVERAL:
-        parts = schema.get(key)
-        found = [_resolved(root, part) for part in (parts if isinstance(parts, list) else [parts])]
-        objects = [part for part in found if isinstance(part, Mapping) and part.get("properties")]
-        if key in _ONE_OF and len(objects) == 1 and depth <= _MOST_DEPTH:  # such as an object or null
-            yield from _inside(root, objects[0], path, depth + 1)
-            continue
-        for part in found:
-            for inner, _ in _properties(root, part, (), depth + 1):
-                if inner:
-                    yield inner, None
+def _single(root: JsonSchema, schema: Any, path: tuple[str, ...], uses: Mapping[str, int]) -> Iterator[SingleProperty]:
+    schema = _resolved(root, schema, uses)
+    if not isinstance(schema, Mapping):
+        return
+    yield SingleProperty(path, schema)
+    # An object or null has the properties of the object.
+    objects = [each for each in _branches(root, schema, uses) if _properties_of(each)]
+    for each in (schema, *(objects if len(objects) == 1 else ())):
+        for name, value in _properties_of(each).items():
+            yield from _single(root, value, (*path, name), uses)
 
 
-def _resolved(root: JsonSchema, schema: Any) -> Any:
+def _branches(root: JsonSchema, schema: Mapping[str, Any], uses: Mapping[str, int] | None) -> list[Mapping[str, Any]]:
+    parts = [part for key in _ONE_OF if isinstance(schema.get(key), list) for part in schema[key]]
+    return [each for part in parts if isinstance(each := _resolved(root, part, uses), Mapping)]
+
+
+def _properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _resolved(root: JsonSchema, schema: Any, uses: Mapping[str, int] | None) -> Any:
+    """Return the definition that a schema refers to, None if it is used elsewhere too."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    if isinstance(reference, str) and reference.startswith(_LOCAL):
-        return (root.get("$defs") or {}).get(reference.removeprefix(_LOCAL))
-    return schema
+    if reference is None:
+        return schema
+    if not isinstance(reference, str) or not reference.startswith(_LOCAL) or (uses is not None and uses[reference] > 1):
+        return None
+    definitions = root.get("$defs")
+    found = definitions.get(reference.removeprefix(_LOCAL)) if isinstance(definitions, Mapping) else None
+    return None if isinstance(found, Mapping) and "$ref" in found else found
+
+
+def _is_string(schema: Mapping[str, Any]) -> bool:
+    kind = schema.get("type")
+    return kind == "string" or (isinstance(kind, list) and "string" in kind)
