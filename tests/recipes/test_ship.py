@@ -97,7 +97,7 @@ def test_training_writes_a_bundle_with_card_and_figures(tmp_path: Path, capsys: 
     assert ": " not in (tmp_path / "nano" / "tokenizer.json").read_text(encoding="utf-8")[:200]
     printed = capsys.readouterr().out
     assert all(file.name in printed for file in (tmp_path / "nano").iterdir() if file.is_file())
-    assert "bytes in total, limit 6,000,000" in printed
+    assert "bytes in total, limit 12,000,000" in printed
 
     results = json.loads((tmp_path / "nano.json").read_text())
     assert [stage["recipe"] for stage in results["stages"]] == [f"on_device.{stage}" for stage in STAGES]
@@ -242,10 +242,10 @@ def test_a_too_large_bundle_is_refused_and_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_limit_is_six_million_bytes() -> None:
-    check_size({"a": 3_000_000, "b": 3_000_000})
-    with pytest.raises(ShippedSizeError, match="6,000,001 bytes"):
-        check_size({"a": 3_000_000, "b": 3_000_001})
+def test_the_limit_is_twelve_million_bytes() -> None:
+    check_size({"a": 6_000_000, "b": 6_000_000})
+    with pytest.raises(ShippedSizeError, match="12,000,001 bytes"):
+        check_size({"a": 6_000_000, "b": 6_000_001})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 A guided response under an `enum` prefers some labels for their name and place, whatever the text is. A classifier scores
 every label, in the order given and in the reverse one, and subtracts a part of the score that it has for texts without
-content (contextual calibration, arXiv 2102.09690). The score of a ranker, if the bundle has one, is added without correction.
+content (contextual calibration, arXiv 2102.09690). The score of a ranker, if the bundle has one, is added as it is.
 """
 
 from __future__ import annotations
