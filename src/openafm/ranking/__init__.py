@@ -1,1 +1,1 @@
-"""Which of some choices fits a text: labels, tools, none of them."""
+"""Which of some choices fits a text, such as labels and tools, and which of its spans is the value of a field."""

@@ -197,7 +197,7 @@ def release(model: LoadedModel) -> None:
 
 
 _loading = threading.Lock()
-# Keys: identity of the bundle, digests of its reader and ranker and of the adapter, identity of the draft model.
+# Keys: identity of the bundle, digests of its parts and of the adapter, identity of the draft model.
 _loaded: WeakValueDictionary[tuple[str, str, str, str], LoadedModel] = WeakValueDictionary()
 _latest: LoadedModel | None = None  # a strong reference: consecutive sessions reuse the weights
 

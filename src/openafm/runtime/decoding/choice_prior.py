@@ -1,14 +1,16 @@
 """Prior probabilities of choices in an answer: of the values of an enum, of the tools to call, of a call at all.
 
-The model's probability of a choice is multiplied by its prior. A choice is several tokens, so each token gets the share of
-the prior that goes on with it: log P(values that begin with text and token) - log P(values that begin with text). Over all
-tokens of a choice the shares are the prior, however it is tokenized.
+The model's probability of a choice is multiplied by its prior. Where other values are allowed, the prior is a mixture: of
+the others nothing is known. A choice is several tokens, so each token gets the share of the prior that goes on with it:
+log P(values that begin with text and token) - log P(values that begin with text). Over all tokens of a choice the shares are
+the prior, however it is tokenized. Drafts do not know it, so fewer of them are accepted.
 
 Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,7 @@ from openafm.tokenizer.bpe import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class PriorChoice:
-    """A choice that an answer makes once: one of the values after `opening`.
+    """A choice of an answer: one of the values after the first `opening`.
 
     The answer begins with `prefix`; the opening follows anywhere after it, or with `is_next` directly. `values` are log
     weights by text, up to and with the byte that ends the value; no text begins another one. `others` is the log weight of
@@ -56,9 +58,15 @@ class PriorChoice:
         whole = _log_sum([self.others, *(weight for rests in following.values() for _, weight in rests)])
         found: dict[int, float] = {}
         for byte, rests in following.items():
+            rests.sort()
+            texts, by_text = [text for text, _ in rests], dict(rests)
             for token in tokens.beginning(byte):
                 text = tokens.texts[token]
-                if weights := [weight for rest, weight in rests if rest.startswith(text) or text.startswith(rest)]:
+                first = last = bisect.bisect_left(texts, text)
+                while last < len(texts) and texts[last].startswith(text):
+                    last += 1
+                ended = (by_text[text[:size]] for size in range(1, len(text)) if text[:size] in by_text)
+                if weights := [*(weight for _, weight in rests[first:last]), *ended]:
                     found[token] = _log_sum([self.others, *weights]) - whole
         return self.others - whole, found
 
