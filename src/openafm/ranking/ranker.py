@@ -4,7 +4,7 @@
     ranker.log_probabilities("wake me at six", ["set alarm", "play music"])
 
 Text and choice are sums of embeddings of hashed features (`features`). Their cosine, times a learned scale, is the score of
-the choice (StarSpace, arXiv 1709.03856). A score of its own says that no choice fits. The decoder reads a text word by
+the choice (StarSpace, arXiv 1709.03856). No choice has a score of its own. The decoder reads a text word by
 word and knows how words depend on each other; the ranker has seen each text of training hundreds of times.
 
 Shapes: N buckets, D dim, C choices, W features of a text.

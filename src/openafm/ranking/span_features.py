@@ -1,6 +1,6 @@
 """Features of places in a text and of fields, hashed into buckets, for values that are spans of the text.
 
-A span begins well or ends well for what stands before, in and after it; what is inside says which kind of thing it is.
+The first and the last word of a span are scored with the words around them, the words inside by themselves.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class SpanRanker:
         self._weights = {name: weights[name].astype(np.float32) for name in shapes_of(dim)}
 
     def decides(self, name: str) -> bool:
-        """Return whether a field of this name is known well enough to say that it has no value."""
+        """Return whether fields of this name were common in training, with and without a value."""
         return " ".join(name_words(name)) in self._decided
 
     def find(self, text: str, fields: Sequence[FieldName]) -> list[FoundValue] | None:

@@ -206,7 +206,7 @@ def test_fields_with_names_that_are_not_known_stay(with_spans: Path) -> None:
 
 
 def test_the_second_request_of_a_session_continues(with_spans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values may stand in the first request. The weights are random: only what the priors are asked for is compared."""
+    """Values may be in the first request. The weights are random: only what the priors are asked for is compared."""
     seen: list[bool] = []
     of_answer = answer_priors.AnswerPriors.of_answer
 

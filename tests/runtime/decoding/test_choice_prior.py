@@ -118,7 +118,7 @@ def test_other_values_have_their_own_weight():
             total += float(logits[token])
             answer.append(token)
         added[way] = total
-    assert added[2, 3, 6] == pytest.approx(math.log(0.7), abs=1e-5)  # the value or another text: nothing says which
+    assert added[2, 3, 6] == pytest.approx(math.log(0.7), abs=1e-5)  # the value, or another text that is the same
     assert added[4, 6] == pytest.approx(math.log(0.7), abs=1e-5)
     assert added[3, 6] == pytest.approx(math.log(0.4), abs=1e-5)
     assert added[9,] == added[2, 5] == pytest.approx(math.log(0.1), abs=1e-5)

@@ -56,7 +56,7 @@ class AnswerPriors:
         """Return the prior of the answer to the last of `turns`, which follow other prompts if the conversation `continues`.
 
         After outputs of tools there is none: the request fits the tools that were called as well as before. Nor is there one
-        for a prompt with images. Values may stand in earlier prompts, so they are searched for in the first prompt alone.
+        for a prompt with images. Values may be in earlier prompts, so they are searched for in the first prompt alone.
         """
         plain = AnswerPrior(tools=tuple(tools))
         if not turns or not isinstance(prompt := turns[-1], UserTurn) or prompt.images:

@@ -1,7 +1,7 @@
 """Prior probabilities of choices in an answer: of the values of an enum, of the tools to call, of a call at all.
 
 The model's probability of a choice is multiplied by its prior. Where other values are allowed, the prior is a mixture: of
-the others nothing is known. A choice is several tokens, so each token gets the share of the prior that goes on with it:
+the others nothing is known. A choice is several tokens, so each token gets the share of the prior that continues with it:
 log P(values that begin with text and token) - log P(values that begin with text). Over all tokens of a choice the shares are
 the prior, however it is tokenized. Drafts do not know it, so fewer of them are accepted.
 
