@@ -316,6 +316,28 @@ def test_values_are_written_as_in_json(bundle: Path) -> None:
     assert shares["x"] == 0  # the grammar forbids it
 
 
+def test_letters_beyond_ascii_are_not_escaped() -> None:
+    assert answer_priors._ended({"größe": -1.0, 'a "b"': -2.0}) == {'größe"'.encode(): -1.0, b'a \\"b\\""': -2.0}
+    assert answer_priors._opening("größe") == '"größe":"'.encode()
+
+
+def test_tools_are_ranked_by_the_words_of_their_names_and_by_descriptions() -> None:
+    tool = ToolDefinition(name="getWeather_today", description="Rain or sun.", parameters=NOTHING)
+    assert answer_priors.tool_text(tool) == "get Weather today Rain or sun."
+
+
+def test_the_values_of_one_tool_are_no_prior_of_another(with_spans: Path) -> None:
+    """Both have a city; the prior of each begins with its name."""
+    model = load(open_bundle(with_spans))
+    other = replace(WEATHER, name="trains")
+    prior = model.prior((UserTurn(text="is it cold in Oslo"),), None, (WEATHER, other))
+    for name, is_changed in (("weather", True), ("trains", True), ("music", False)):
+        logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
+        for processor in prior.processors:
+            processor.process(logits_V, model.tokenizer.encode(f'[{{"name":"{name}","arguments":{{"city":"'))
+        assert logits_V.any() == is_changed
+
+
 def test_a_damaged_span_ranker_is_found(with_spans: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(with_spans, tmp_path / "copy")
     weights = copy / "spans" / "spans.safetensors"
