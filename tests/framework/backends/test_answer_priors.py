@@ -280,8 +280,8 @@ def test_labels_that_are_no_words_are_left_to_the_model(bundle: Path) -> None:
 def test_priors_of_a_schema_do_not_act_in_calls(bundle: Path) -> None:
     model = load(open_bundle(bundle))
     schema = {"type": "object", "properties": {"kind": {"type": "string", "enum": list(LABELS)}}, "required": ["kind"]}
-    prior = model.prior((UserTurn(text="play some jazz"),), schema, TOOLS)
     for text, is_changed in (('{"kind":"', True), ('[{"name":"x","arguments":{"kind":"', False)):
+        prior = model.prior((UserTurn(text="play some jazz"),), schema, TOOLS)  # for one answer
         logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
         for processor in prior.processors:
             processor.process(logits_V, model.tokenizer.encode(text))
@@ -330,8 +330,8 @@ def test_the_values_of_one_tool_are_no_prior_of_another(with_spans: Path) -> Non
     """Both have a city; the prior of each begins with its name."""
     model = load(open_bundle(with_spans))
     other = replace(WEATHER, name="trains")
-    prior = model.prior((UserTurn(text="is it cold in Oslo"),), None, (WEATHER, other))
     for name, is_changed in (("weather", True), ("trains", True), ("music", False)):
+        prior = model.prior((UserTurn(text="is it cold in Oslo"),), None, (WEATHER, other))  # for one answer
         logits_V = np.zeros(model.tokenizer.vocab_size, np.float32)
         for processor in prior.processors:
             processor.process(logits_V, model.tokenizer.encode(f'[{{"name":"{name}","arguments":{{"city":"'))
