@@ -3,6 +3,7 @@
     guided, classifier    right labels of 300 texts, up to four labels: a guided response, and `Classifier`
     tool                  the right one of the tools of a request, where the model must call one
     call, none            right decisions for requests with a fitting tool, and for others
+    form, event           right fields of 200 guided responses each, by the power of the probabilities of spans
 
 for English texts of known label sets (`held_out`), English label sets without a text in training (`unseen`), and German,
 French, Japanese and Turkish (`others`). Power 0 is the decoder alone, `ranker` the ranker alone. `ms` are medians of a
@@ -42,10 +43,12 @@ from openafm.ranking.ranker import Ranker, open_ranker
 from openafm.runtime.decoding.generation import generate as generate_answer
 from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.tokenizer.chat_template import opened
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, UserTurn
+from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "answer_priors.json"
 POWERS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+VALUE_POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+CHOSEN = {name: getattr(answer_priors, name) for name in ("LABEL_WEIGHT", "TOOL_WEIGHT", "CALL_WEIGHT", "VALUE_WEIGHT")}
 SEED, MOST_TOKENS, NUM_TIMED = 4242, 160, 60
 
 
@@ -80,7 +83,11 @@ def main() -> None:
     }
     rows = [row(model, power, parts, groups) for power in POWERS]
     rows.append({"power": "ranker", **ranker_alone(open_ranker(folder), parts, groups)})
-    hand_in({"figures": {"rows": rows, "ms": milliseconds(model)}}, REPORT, options)
+    for name, power in CHOSEN.items():
+        setattr(answer_priors, name, power)
+    values = [value_row(model, power, count) for power in VALUE_POWERS]
+    answer_priors.VALUE_WEIGHT = CHOSEN["VALUE_WEIGHT"]
+    hand_in({"figures": {"rows": rows, "values": values, "ms": milliseconds(model)}}, REPORT, options)
 
 
 def drawn(part: str, languages: Sequence[str], count: int, rng: random.Random) -> list[Question]:
@@ -120,6 +127,33 @@ def row(
         scores[f"{name}_call"] = mean(calls(loaded, request) for request in fitting)
         scores[f"{name}_none"] = mean(not calls(loaded, request) for request in others)
     return scores
+
+
+def value_row(model: fm.SystemLanguageModel, power: float, count: int) -> dict[str, Any]:
+    """The shares of right fields of held-out forms and events with this power of the probabilities of spans."""
+    answer_priors.VALUE_WEIGHT = power
+    scores: dict[str, Any] = {"power": power}
+    for title, languages in LANGUAGES.items():
+        for task in ("form", "event"):
+            config = SyntheticConfig(seed=SEED, split="held_out", tasks={task: 1.0}, languages=dict.fromkeys(languages, 1.0))
+            grades = [grade for each in generate(config, 2 * count // 3) for grade in right_fields(model, each)]
+            scores[f"{title}_{task}"] = mean(grades)
+    return scores
+
+
+def right_fields(model: fm.SystemLanguageModel, conversation: Conversation) -> Iterator[bool]:
+    """Whether each field of the right or of the given answer is the same in both; nothing for other answers than objects."""
+    instructions, turn, gold = conversation.turns[:3]
+    assert isinstance(instructions, Instructions)
+    assert isinstance(turn, UserTurn)
+    assert isinstance(gold, AssistantTurn)
+    expected = json.loads(gold.text)
+    if turn.response_format is None or not isinstance(expected, dict):
+        return
+    session = LanguageModelSession(instructions.text, model)
+    given = json.loads(session.respond_blocking(turn.text, json_schema=turn.response_format).to_json())
+    given = given if isinstance(given, dict) else {}
+    yield from (given.get(name) == expected.get(name) for name in expected.keys() | given.keys())
 
 
 def split(found: Sequence[Request]) -> tuple[list[Request], list[Request]]:

@@ -49,7 +49,7 @@ TOOLS = tuple(ToolDefinition(name=name.replace(" ", "_"), description="", parame
 @pytest.fixture(autouse=True)
 def strong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights know nothing, but their logits differ: let the ranker decide."""
-    for name in ("LABEL_WEIGHT", "TOOL_WEIGHT", "CALL_WEIGHT"):
+    for name in ("LABEL_WEIGHT", "TOOL_WEIGHT", "CALL_WEIGHT", "VALUE_WEIGHT"):
         monkeypatch.setattr(answer_priors, name, 20.0)
 
 

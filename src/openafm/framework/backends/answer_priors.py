@@ -20,8 +20,8 @@ from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import ContentTurn, JsonSchema, ToolDefinition, Turn, UserTurn
 
-LABEL_WEIGHT, TOOL_WEIGHT, CALL_WEIGHT = 2.0, 2.0, 0.25
-"""Powers of the ranker's probabilities (`benchmarks/answer_priors.py`)."""
+LABEL_WEIGHT, TOOL_WEIGHT, CALL_WEIGHT, VALUE_WEIGHT = 2.0, 2.0, 0.25, 0.5
+"""Powers of the rankers' probabilities (`benchmarks/answer_priors.py`)."""
 SURELY, LIKELY = 0.97, 0.9
 """An optional argument is left out if it is surely absent, and required if surely present and one span is likely."""
 _LEAST_OTHER = 1e-3  # probability of a value that is no span of the text
@@ -184,8 +184,8 @@ def tool_text(tool: ToolDefinition) -> str:
 def _value_prior(prefix: bytes, name: str, value: FoundValue) -> PriorChoice:
     """The prior of the value of a field that has one."""
     present = max(1 - value.absent, _LEAST_OTHER)
-    weights = {span: float(np.log(probability / present)) for span, probability in value.spans.items()}
-    others = float(np.log(max(value.other / present, _LEAST_OTHER)))
+    weights = {span: VALUE_WEIGHT * float(np.log(each / present)) for span, each in value.spans.items()}
+    others = VALUE_WEIGHT * float(np.log(max(value.other / present, _LEAST_OTHER)))
     return PriorChoice(prefix=prefix, opening=_opening(name), values=_ended(weights), others=others)
 
 
