@@ -15,7 +15,7 @@ from openafm.evaluation.held_out import HeldOutScores, TaskScore
 _SOURCES = "; ".join(ATTRIBUTIONS.values())
 _FRESH = """Hand-written messages, texts and requests in sixteen languages, whose authors did not see the frames of the
 corpus, and the test parts of sets that people wrote in English (snips, home, clinc150, banking77, nlupp), whose training
-parts are in the mixture. Greedy, as shipped, with the ranker. "Patterns" are regular expressions."""
+parts are in the mixture. Greedy, as shipped, with the rankers. "Patterns" are regular expressions."""
 _FRESH_TITLES = {
     "event": "fields of an event",
     "event_or_none": "fields of an event, where there may be none",
@@ -112,8 +112,8 @@ and values, dim {about.dim}, vocabulary {about.vocab_size:,}, context {about.con
 
 It extracts typed values from messages, chooses labels and calls tools, in sixteen languages. It is no chat model.
 
-A ranker (`ranker/`) gives the decoder probabilities of labels, of tools and of calling one: a dual encoder of bags of
-words, trained on the same texts. A reader of pages (`reader/`) gives it the printed Latin letters of an image as text, and
+Two rankers of hashed word features, trained on the same texts, give the decoder probabilities of labels, of tools and of
+calling one (`ranker/`), and of spans of the prompt as values (`spans/`). A reader of pages (`reader/`) gives it the printed Latin letters of an image as text, and
 an adapter (`pages`) is trained on such text; `docs/vision.md` has the parts, `docs/benchmarks.md` the scores.
 
 ## Numerics
@@ -150,7 +150,7 @@ Examples: of the first {NUM_CASES} cases of a set, the best answer and the worst
 titles, forms, label sets and tools that are not in the training data. "exact" is the share of correct answers, of correct
 fields for events and forms. A `tool` answer is correct if it has the right calls with the right arguments, or text where no
 call is needed. "Kept" is the share of the uncompressed model's score; "(near the baselines)" marks scores less than ten
-points above the baselines. The ranker is not used.
+points above the baselines. The rankers are not used.
 
 {_scores(results)}
 
