@@ -113,8 +113,9 @@ and values, dim {about.dim}, vocabulary {about.vocab_size:,}, context {about.con
 It extracts typed values from messages, chooses labels and calls tools, in sixteen languages. It is no chat model.
 
 Two rankers of hashed word features, trained on the same texts, give the decoder probabilities of labels, of tools and of
-calling one (`ranker/`), and of spans of the prompt as values (`spans/`). A reader of pages (`reader/`) gives it the printed Latin letters of an image as text, and
-an adapter (`pages`) is trained on such text; `docs/vision.md` has the parts, `docs/benchmarks.md` the scores.
+calling one (`ranker/`), and of spans of the prompt as values (`spans/`). A reader of pages (`reader/`) gives it the printed
+Latin letters of an image as text, and an adapter (`pages`) is trained on such text; `docs/vision.md` has the parts,
+`docs/benchmarks.md` the scores.
 
 ## Numerics
 
