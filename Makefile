@@ -92,7 +92,7 @@ figures: .venv/installed-test
 nano: .venv/installed-run
 	nice -n 19 $(BIN)/python -m openafm.recipes.shipping $(if $(NATURAL),--natural "$(NATURAL)")
 
-# Half an hour on two cores: trains the rankers of the shipped model, which `make nano` keeps.
+# An hour on one core: trains the rankers of the shipped model, which `make nano` keeps.
 rankers: .venv/installed-run
 	$(BIN)/python -m openafm.recipes.shipping.ranker --out src/openafm/shipped/nano/ranker $(if $(NATURAL),--natural "$(NATURAL)")
 	$(BIN)/python -m openafm.recipes.shipping.spans --out src/openafm/shipped/nano/spans $(if $(NATURAL),--natural "$(NATURAL)")

@@ -67,9 +67,9 @@ class Ranker:
 
         A text without words says nothing: all are alike.
         """
-        if not words_of(text, self.config.num_buckets):
+        if not (words := words_of(text, self.config.num_buckets)):
             return np.full(len(choices) + may_be_none, -math.log(max(1, len(choices) + may_be_none)))
-        text_D = _unit(self._sum(text))
+        text_D = _unit(self._sum(words))
         scores = [float(text_D @ self._choice_vector(choice)) for choice in choices]
         if may_be_none:
             scores.append(float(text_D @ self._none_D) + self.config.none_bias)
@@ -79,11 +79,10 @@ class Ranker:
         return log_probabilities_C
 
     def _encoded_choice(self, choice: str) -> NDArray[np.float32]:
-        return _unit(self._sum(choice) @ self._choice_DD)
+        return _unit(self._sum(words_of(choice, self.config.num_buckets)) @ self._choice_DD)
 
-    def _sum(self, text: str) -> NDArray[np.float32]:
+    def _sum(self, words: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """The sum over words of the mean embedding of a word's features, [D]."""
-        words = words_of(text, self.config.num_buckets)
         shares_W = np.fromiter((1 / len(word) for word in words for _ in word), np.float32)
         sum_D: NDArray[np.float32] = shares_W @ self._table.embeddings([feature for word in words for feature in word])
         return sum_D

@@ -6,6 +6,7 @@ The first and the last word of a span are scored with the words around them, the
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import zlib
 from collections.abc import Sequence
@@ -42,8 +43,9 @@ class Places:
 
 
 def words_of(text: str) -> tuple[Word, ...]:
-    """Return the words of a text."""
-    return tuple(Word(match.group(), match.start(), match.end()) for match in _WORD.finditer(text))
+    """Return the words of a text; of one that is too long to be searched, one more than are searched."""
+    found = itertools.islice(_WORD.finditer(text), MOST_WORDS + 1)
+    return tuple(Word(match.group(), match.start(), match.end()) for match in found)
 
 
 def places_of(words: Sequence[Word], num_buckets: int) -> Places:

@@ -41,7 +41,7 @@ class SpanTrainingConfig(Config):
 
     num_buckets: int = 1 << 16
     dim: int = 64
-    num_steps: int = 16_000
+    num_steps: int = 32_000
     texts_per_step: int = 24
     learning_rate: float = 0.01
     dense_learning_rate: float = 0.003

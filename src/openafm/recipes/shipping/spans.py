@@ -26,7 +26,7 @@ from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instruct
 SEED = 20261130
 TASKS = {"event": 0.2, "plain_event": 0.05, "form": 0.35, "tool": 0.4}
 ENGLISH_SHARE, NATURAL_SHARE = 0.45, 0.4
-NUM_EXAMPLES = 80_000
+NUM_EXAMPLES = 130_000
 
 
 def corpus(natural: Path | None) -> SyntheticConfig:
