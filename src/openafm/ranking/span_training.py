@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from openafm.core.config import Config
+from openafm.ranking.optimization import TableTrainingConfig, optimize
 from openafm.ranking.span_features import MOST_WORDS, Word, name_words, places_of, words_of
 from openafm.ranking.span_ranker import ABSENT, MOST_LENGTH, OTHER, FieldName, SpanRankerConfig, shapes_of
 from openafm.ranking.table import quantized
@@ -36,7 +36,7 @@ class FilledText:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanTrainingConfig(Config):
+class SpanTrainingConfig(TableTrainingConfig):
     """How a span ranker is trained. `dropped_features` is the probability that a feature is left out."""
 
     num_buckets: int = 1 << 16
@@ -44,10 +44,7 @@ class SpanTrainingConfig(Config):
     num_steps: int = 32_000
     texts_per_step: int = 24
     learning_rate: float = 0.01
-    dense_learning_rate: float = 0.003
-    warmup_steps: int = 100
     dropped_features: float = 0.2
-    seed: int = 0
 
 
 class _Features:
@@ -83,18 +80,11 @@ def train_span_ranker(
     rng = random.Random(config.seed)
     known = [found for text in texts if (found := _example(text, config.num_buckets)) is not None]
     encoder = SpanEncoder(config.num_buckets, config.dim, config.dropped_features)
-    table = torch.optim.SparseAdam([encoder.table.weight], lr=config.learning_rate)
-    dense = torch.optim.Adam(encoder.dense.parameters(), lr=config.dense_learning_rate)
-    for number in range(1, config.num_steps + 1):
-        decay = 1 - (number - 1) / config.num_steps
-        table.param_groups[0]["lr"] = config.learning_rate * min(1.0, number / config.warmup_steps) * decay
-        loss = _loss(encoder, rng.sample(known, min(len(known), config.texts_per_step)))
-        table.zero_grad()
-        dense.zero_grad()
-        torch.autograd.backward(loss)
-        table.step()  # type: ignore[no-untyped-call]
-        dense.step()
-        on_step(number, loss.item())
+
+    def next_loss() -> Tensor:
+        return _loss(encoder, rng.sample(known, min(len(known), config.texts_per_step)))
+
+    optimize(config, encoder.table.weight, encoder.dense.parameters(), next_loss, on_step)
     config_of_ranker, weights = encoder.exported()
     return replace(config_of_ranker, decided=decided_names(texts)), weights
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from openafm.core.config import Config
 from openafm.ranking.encoder import DualEncoder, Words
 from openafm.ranking.features import words_of
+from openafm.ranking.optimization import TableTrainingConfig, optimize
 from openafm.ranking.ranker import RankerConfig
 
 _OTHER = ("other", "none", "something else", "unknown")
@@ -46,15 +46,13 @@ class ChoiceSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankerTrainingConfig(Config):
+class RankerTrainingConfig(TableTrainingConfig):
     """How a ranker is trained. Shares are of texts, but for `open_share` and `other_share`: of the sets of all steps."""
 
     num_buckets: int = 1 << 15
     dim: int = 128
     num_steps: int = 48_000
     learning_rate: float = 0.005
-    dense_learning_rate: float = 0.003
-    warmup_steps: int = 100
     sets_per_step: int = 8
     texts_per_set: int = 12
     most_choices: int = 16
@@ -68,7 +66,6 @@ class RankerTrainingConfig(Config):
     """Steps of any other set with the choice "other" for a choice that is left out."""
     across_sets: float = 0.5
     """Weight of the loss over the choices of all sets of a step."""
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +108,12 @@ def train_ranker(
     found = [(_prepared(each, config.num_buckets), each.weight) for each in sets]
     prepared, weights = zip(*(pair for pair in found if pair[0].choices), strict=True)
     encoder = DualEncoder(config.num_buckets, config.dim, config.dropped_words)
-    table = torch.optim.SparseAdam([encoder.table.weight], lr=config.learning_rate)
-    dense = torch.optim.Adam(encoder.dense_parameters(), lr=config.dense_learning_rate)
-    for number in range(1, config.num_steps + 1):
-        decay = 1 - (number - 1) / config.num_steps
-        table.param_groups[0]["lr"] = config.learning_rate * min(1.0, number / config.warmup_steps) * decay
-        step = _drawn_step(config, rng, rng.choices(prepared, weights, k=config.sets_per_step))
-        loss = _loss(config, encoder, step, rng)
-        table.zero_grad()
-        dense.zero_grad()
-        torch.autograd.backward(loss)
-        table.step()  # type: ignore[no-untyped-call]
-        dense.step()
-        on_step(number, loss.item())
+
+    def next_loss() -> Tensor:
+        drawn = rng.choices(prepared, weights, k=config.sets_per_step)
+        return _loss(config, encoder, _drawn_step(config, rng, drawn), rng)
+
+    optimize(config, encoder.table.weight, encoder.dense_parameters(), next_loss, on_step)
     return encoder.exported()
 
 
